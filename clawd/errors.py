@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exception tree. Each message is one line; `hint` says what to do about it."""
+
+
+class ClawdError(Exception):
+    """Base of every error clawd raises on purpose."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class ConfigError(ClawdError):
+    """A setting has a value it must not have."""
+
+
+class HostError(ClawdError):
+    """The host lacks something clawd needs: memory, a directory, a permission."""
+
+
+class CoreError(ClawdError):
+    """A call into the C core failed; `errno` says how."""
+
+    def __init__(self, message: str, errno: int, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.errno = errno
+
+
+class ControlError(ClawdError):
+    """The daemon cannot be reached, answered nonsense, or speaks another version."""
+
+
+class AlreadyRunning(ClawdError):
+    """Another clawd serves this runtime directory."""
+
+
+class ProtocolError(ClawdError):
+    """A peer sent something that no message allows."""
+
+
+class ProducerError(ClawdError):
+    """A producer's call cannot be carried out."""
+
+
+class AttachRefused(ProducerError):
+    """clawd refused the producer; `code` is `layout`, `denied`, `limit`, `no_space`, `bad_request` or `stopping`."""
+
+    def __init__(self, message: str, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
+class RingFull(ProducerError):
+    """The ring has no room; nothing of this call was written."""
+
+
+class RingLost(ProducerError):
+    """clawd has let go of this ring (quarantined or closed); attach a new producer."""
+
+
+class StreamRefused(ProducerError):
+    """clawd refused to open the stream; `code` is `exists`, `limit` or `no_space`."""
+
+    def __init__(self, message: str, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
+class StreamClosed(ProducerError):
+    """The stream or its producer was closed before."""
+
+
+class AttachError(ClawdError):
+    """A reader's attach failed; `code` is `unknown`, `gone`, `lost`, `limit`, `denied` or `bad_request`."""
+
+    def __init__(self, message: str, code: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.code = code

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every JSON message on every socket, in one place: encode, decode, validate. The binary ones (hello, attached, data,
+flow) are the structs of csrc/ring.cdef.h and csrc/frame.cdef.h. A message is checked here once; what passed is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from clawd.errors import ProtocolError
+
+VERSION = 1
+MESSAGE_MAX = 4096
+"""Bytes of a JSON message from a peer."""
+NAME_MAX = 255
+"""Bytes of a stream's name, as CLAW_NAME_MAX in csrc/ring.cdef.h."""
+CREDIT_DEFAULT = 262_144
+CREDIT_MAX = 1 << 30
+WAIT_MS_DEFAULT = 30_000
+WAIT_MS_MAX = 3_600_000
+ROLES = ("consumer", "observer", "admin")
+CONTROL_SOCKET = "control.sock"
+RELAY_SOCKET = "relay.sock"
+"""Both are names inside the runtime directory, so that a peer in another mount namespace finds them too."""
+
+Check = Callable[[Any], bool]
+
+
+def _number(low: int, high: int) -> Check:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def _text(longest: int, shortest: int = 1) -> Check:
+    # UTF-8 length, as the C side counts; a lone surrogate has none and is refused
+    def check(value: Any) -> bool:
+        if type(value) is not str:
+            return False
+        try:
+            return shortest <= len(value.encode()) <= longest
+        except UnicodeEncodeError:
+            return False
+
+    return check
+
+
+def _one_of(*allowed: str) -> Check:
+    return lambda value: type(value) is str and value in allowed
+
+
+def _flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _checked(check: Check, default: Any = MISSING) -> Any:
+    if default is MISSING:
+        return field(metadata={"check": check})
+    return field(default=default, metadata={"check": check})
+
+
+_id = _number(1, 2**32 - 1)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A local client names itself on the control socket. Answered by `Welcome`."""
+
+    op = "hello"
+    version: int = _checked(_number(0, 2**31))
+    role: str = _checked(_one_of(*ROLES))
+    client: str = _checked(_text(64, 0), "")
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """`session` is what the client's attaches carry; it lives as long as this control connection."""
+
+    op = "welcome"
+    version: int = _checked(_number(0, 2**31))
+    session: str = _checked(_text(64))
+    instance: str = _checked(_text(64))
+
+
+@dataclass(frozen=True)
+class Status:
+    """Ask for the daemon's state: one JSON object of raw integers comes back."""
+
+    op = "status"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Ask for rows of streams; the answer's `next` is the `start` of the next page, null at the end."""
+
+    op = "streams"
+    start: int = _checked(_number(0, 2**31), 0)
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Read `stream` from after sequence `after` (null: from its first token).
+
+    `id` is the client's own number for this reading and comes back in every segment. `incarnation` must be given with
+    `after`. `wait_ms` bounds how long a stream that is not open yet is waited for. `cancel` cancels at once: a cancel
+    said before a connection was lost is said again so.
+    """
+
+    op = "attach"
+    session: str = _checked(_text(64))
+    id: int = _checked(_id)
+    stream: str = _checked(_text(NAME_MAX))
+    after: int | None = _checked(_or_none(_number(-1, 2**63 - 1)), None)
+    incarnation: int | None = _checked(_or_none(_number(0, 2**32 - 1)), None)
+    credit: int = _checked(_number(1, CREDIT_MAX), CREDIT_DEFAULT)
+    wait_ms: int = _checked(_number(0, WAIT_MS_MAX), WAIT_MS_DEFAULT)
+    cancel: bool = _checked(_flag, False)
+
+
+@dataclass(frozen=True)
+class Detach:
+    """Stop reading; the stream itself goes on."""
+
+    op = "detach"
+    id: int = _checked(_id)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End the stream of this attachment for everybody, also before it opened. Idempotent."""
+
+    op = "cancel"
+    id: int = _checked(_id)
+
+
+@dataclass(frozen=True)
+class Ping:
+    op = "ping"
+
+
+@dataclass(frozen=True)
+class Pong:
+    op = "pong"
+
+
+@dataclass(frozen=True)
+class Connected:
+    """clawd's answer to a relay connection that announced itself: attach (again) now."""
+
+    op = "connected"
+    version: int = _checked(_number(0, 2**31))
+    connection: int = _checked(_number(0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request was refused. `id` names the attachment it is about; 0 = the connection."""
+
+    op = "error"
+    code: str = _checked(_text(64))
+    text: str = _checked(_text(1024, 0))
+    id: int = _checked(_number(0, 2**32 - 1), 0)
+
+
+Message = Hello | Welcome | Status | Streams | Attach | Detach | Cancel | Ping | Pong | Connected | Failure
+M = TypeVar("M", bound=Message)
+
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, Status, Streams)
+RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
+RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
+
+
+def encode(message: Message) -> bytes:
+    """The message as one JSON object."""
+    values = {row.name: getattr(message, row.name) for row in fields(message)}
+    return json.dumps({"op": message.op, **values}, separators=(",", ":")).encode()
+
+
+def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
+    """Parse and check one JSON message. Raises ProtocolError naming the first thing that is wrong."""
+    if len(packet) > MESSAGE_MAX:
+        raise ProtocolError(f"message of {len(packet)} bytes is longer than {MESSAGE_MAX}")
+    try:
+        values = json.loads(packet)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("message is not JSON") from error
+    if type(values) is not dict:
+        raise ProtocolError("message is not a JSON object")
+    op = values.pop("op", None)
+    kind = next((kind for kind in allowed if kind.op == op), None)
+    if kind is None:
+        raise ProtocolError(f"no such operation here: {str(op)[:40]!r}")
+    rows = {row.name: row for row in fields(kind)}
+    for name in values:
+        if name not in rows:
+            raise ProtocolError(f'"{op}" has no field {name[:40]!r}')
+    for name, row in rows.items():
+        if name not in values:
+            if row.default is MISSING:
+                raise ProtocolError(f'"{op}" lacks field "{name}"')
+        elif not row.metadata["check"](values[name]):
+            raise ProtocolError(f'"{op}" has a bad value for "{name}"')
+    return kind(**values)
