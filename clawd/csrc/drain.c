@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "drain.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "barrier.h"
+
+static int has_size(int fd, uint64_t bytes)
+{
+	struct stat stat;
+	if (fstat(fd, &stat) < 0)
+		return -errno;
+	return S_ISREG(stat.st_mode) && (uint64_t)stat.st_size == bytes ? 0 : -EINVAL;
+}
+
+int claw_drain_init(struct claw_drain *ret_drain, int data_fd, int ctl_fd, uint64_t ring_bytes)
+{
+	if (ring_bytes < CLAW_RING_BYTES_MIN || ring_bytes > CLAW_RING_BYTES_MAX || (ring_bytes & (ring_bytes - 1)))
+		return -EINVAL;
+	int result = has_size(data_fd, CLAW_PAGE + ring_bytes);
+	if (!result)
+		result = has_size(ctl_fd, sizeof(struct claw_ctl));
+	if (result < 0)
+		return result;
+
+	/* One reservation, so that nothing else can land between the two views of the ring */
+	size_t reserved = CLAW_PAGE + 2 * ring_bytes;
+	uint8_t *base = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (base == MAP_FAILED)
+		return -errno;
+	void *ctl = MAP_FAILED;
+	if (mmap(base, CLAW_PAGE + ring_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, data_fd, 0) == MAP_FAILED ||
+	    mmap(base + CLAW_PAGE + ring_bytes, ring_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, data_fd, CLAW_PAGE) ==
+		    MAP_FAILED ||
+	    (ctl = mmap(NULL, sizeof(struct claw_ctl), PROT_READ | PROT_WRITE, MAP_SHARED, ctl_fd, 0)) == MAP_FAILED) {
+		result = -errno;
+		munmap(base, reserved);
+		return result;
+	}
+	/* Tokens do not belong in a core dump */
+	madvise(base, reserved, MADV_DONTDUMP);
+	*ret_drain = (struct claw_drain){
+		.data = (struct claw_data *)base,
+		.bytes = base + CLAW_PAGE,
+		.ctl = ctl,
+		.ring_bytes = ring_bytes,
+		.record_max = claw_record_max(ring_bytes),
+	};
+	return 0;
+}
+
+void claw_drain_deinit(struct claw_drain *drain)
+{
+	if (!drain->data)
+		return;
+	munmap(drain->data, CLAW_PAGE + 2 * drain->ring_bytes);
+	munmap(drain->ctl, sizeof(struct claw_ctl));
+	drain->data = NULL;
+}
+
+int claw_drain_begin(struct claw_drain *drain)
+{
+	/* Pairs with the producer's release store of head: the records before it are whole. The only load this turn. */
+	uint64_t head = claw_load_acquire(&drain->data->head);
+	if (head - drain->pos > drain->ring_bytes || head % CLAW_RECORD_ALIGN)
+		return -CLAW_BAD_HEAD;
+	drain->head = head;
+	return 0;
+}
+
+/* volatile: the compiler must neither load a word twice nor look at the shared copy again after a check */
+static void copy_header(struct claw_record *dst, const uint8_t *src)
+{
+	const volatile uint64_t *from = (const volatile uint64_t *)src;
+	uint64_t words[sizeof(*dst) / sizeof(uint64_t)];
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+		words[i] = from[i];
+	memcpy(dst, words, sizeof(words));
+}
+
+int claw_drain_next(struct claw_drain *drain, struct claw_record *ret_record)
+{
+	if (drain->pos == drain->head)
+		return 0;
+	struct claw_record record;
+	copy_header(&record, drain->bytes + (drain->pos & (drain->ring_bytes - 1)));
+	if (record.len > drain->record_max || claw_record_bytes(record.len) > drain->head - drain->pos)
+		return -CLAW_BAD_LEN;
+	/* A ring taken over from an earlier clawd starts wherever that one stopped */
+	if (record.ring_seq == 0 || (drain->next_seq && record.ring_seq != drain->next_seq))
+		return -CLAW_BAD_SEQ;
+	if (record.kind < CLAW_TOKEN || record.kind > CLAW_GAP)
+		return -CLAW_BAD_KIND;
+	if (record.flags & ~CLAW_URGENT || record.reserved)
+		return -CLAW_BAD_FLAGS;
+	if (record.handle >= CLAW_HANDLE_COUNT)
+		return -CLAW_BAD_HANDLE;
+	*ret_record = record;
+	return 1;
+}
+
+void claw_drain_copy(const struct claw_drain *drain, const struct claw_record *record, uint8_t *dst)
+{
+	memcpy(dst, drain->bytes + (drain->pos & (drain->ring_bytes - 1)) + sizeof(*record), record->len);
+}
+
+void claw_drain_advance(struct claw_drain *drain, const struct claw_record *record)
+{
+	drain->pos += claw_record_bytes(record->len);
+	drain->next_seq = record->ring_seq + 1;
+}
+
+void claw_drain_ack(struct claw_drain *drain)
+{
+	/* Pairs with the producer's acquire load: our reads of these bytes are done before it writes over them */
+	claw_store_release(&drain->ctl->ack_pos, drain->pos);
+}
+
+void claw_drain_sleep(struct claw_drain *drain)
+{
+	drain->wake |= 1;
+	claw_store_relaxed(&drain->ctl->need_wake, drain->wake);
+}
+
+int claw_drain_has_data(const struct claw_drain *drain)
+{
+	return claw_load_acquire(&drain->data->head) != drain->pos;
+}
+
+void claw_drain_awake(struct claw_drain *drain)
+{
+	/* The next even number: the next sleep is a new generation, and gets a signal of its own */
+	if (drain->wake & 1) {
+		drain->wake++;
+		claw_store_relaxed(&drain->ctl->need_wake, drain->wake);
+	}
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Outbox: who reads what, how far each has been sent, and the frames to send next. What a client may not have yet stays
+ * in the spool, so a client that reads nothing costs its table entries and no more.
+ */
+enum {
+	CLAW_FRAME_COUNT = 512, /* frames a turn */
+	CLAW_OUT_BYTES = 0x100000, /* bytes of frames a turn */
+};
+
+/* A frame built by the last turn, at out + offset */
+struct claw_frame {
+	uint32_t connection;
+	uint32_t offset;
+	uint32_t len;
+	uint32_t reserved;
+};
+
+struct claw_attach {
+	const uint8_t *name;
+	uint32_t name_len;
+	uint32_t id;
+	int64_t after; /* last sequence the client has, -1 = none */
+	uint64_t credit;
+	uint32_t incarnation;
+	uint8_t has_incarnation;
+	uint8_t may_wait; /* for a stream that is not open yet */
+	uint8_t cancel;
+	uint8_t reserved;
+};

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLAW_OUTBOX_H
+#define CLAW_OUTBOX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hist.h"
+#include "stream.h"
+
+#include "outbox.cdef.h"
+
+enum {
+	CLAW_QUEUES = 2, /* of a connection: CRITICAL first, then the rest */
+	CLAW_QUEUE_NONE = CLAW_QUEUES,
+	CLAW_QUEUE_DONE, /* CLOSE is in this turn's frames; freed by the next turn, when those are sent and accounted */
+};
+
+/* One client's reading of one stream */
+struct claw_attachment {
+	uint32_t id; /* the client's own number; 0 = this entry is free */
+	uint32_t connection; /* index */
+	uint32_t stream;
+	uint32_t next_in_hash; /* index + 1, also links free entries */
+	uint32_t prev_of_stream, next_of_stream;
+	uint32_t prev_of_connection, next_of_connection;
+	uint32_t prev_queued, next_queued;
+	uint8_t queue; /* which queue it is in */
+	uint8_t opened; /* OPEN was sent */
+	uint8_t cancel; /* cancelled before the stream opened */
+	uint64_t next_seq; /* first sequence not sent yet */
+	uint64_t block_serial; /* of the block under the cursor: another serial there means it was evicted */
+	uint32_t block, offset;
+	uint64_t credit_limit, credit_used; /* record bytes since attach */
+};
+
+struct claw_connection {
+	uint32_t id; /* generation << 16 | index; 0 = free */
+	uint32_t generation;
+	uint32_t next_ready, next_free;
+	uint8_t ready; /* is in the list of connections with something to send */
+	uint8_t blocked; /* its socket took no more */
+	uint64_t charged, acked; /* window, in charged bytes since the connection came */
+	uint32_t attachments; /* first in its list */
+	uint32_t attachment_count;
+	struct claw_list queue[CLAW_QUEUES];
+};
+
+struct claw_outbox {
+	struct claw_streams *streams;
+	struct claw_connection *connections;
+	struct claw_attachment *attachments;
+	uint32_t *hash;
+	uint32_t hash_mask;
+	uint32_t connection_max, attachment_max;
+	uint32_t connection_used, attachment_used; /* entries ever used */
+	uint32_t connection_free, attachment_free;
+	uint32_t attachment_count;
+	struct claw_list ready, done;
+	uint8_t *out;
+	struct claw_frame *frames;
+	uint32_t frame_count, out_bytes;
+	uint64_t gaps; /* GAPs told to readers */
+};
+
+int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *streams, uint32_t connection_max,
+		     uint32_t attachment_max);
+void claw_outbox_deinit(struct claw_outbox *outbox);
+/* Queue the attachments of every stream that has news. */
+void claw_outbox_wake(struct claw_outbox *outbox);
+/* Build frames for what is queued. Returns 1 when there is more than fits now, else 0. */
+int claw_outbox_build(struct claw_outbox *outbox);
+/* Was any attachment of this stream cancelled before it opened? */
+int claw_outbox_cancelled(const struct claw_outbox *outbox, uint32_t stream);
+
+uint32_t claw_connection_open(struct claw_outbox *outbox);
+int claw_connection_close(struct claw_outbox *outbox, uint32_t connection);
+int claw_connection_block(struct claw_outbox *outbox, uint32_t connection, int blocked);
+int claw_flow_take(struct claw_outbox *outbox, uint32_t connection, const uint8_t *message, size_t len);
+int claw_attachment_open(struct claw_outbox *outbox, uint32_t connection, const struct claw_attach *attach);
+int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id, int only_awaiting);
+/* Index of an attachment, or CLAW_NONE. */
+uint32_t claw_attachment_find(struct claw_outbox *outbox, uint32_t connection, uint32_t id);
+/* Put it in the queue that fits what it has to get next. */
+void claw_attachment_queue(struct claw_outbox *outbox, uint32_t index);
+void claw_attachment_unqueue(struct claw_outbox *outbox, uint32_t index);
+void claw_attachment_done(struct claw_outbox *outbox, uint32_t index);
+void claw_connection_ready(struct claw_outbox *outbox, uint32_t index);
+/* Free the attachments whose CLOSE went out with the last turn. */
+void claw_outbox_sweep(struct claw_outbox *outbox);
+
+#endif

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing: from what each attachment has not had yet to the frames of this turn. */
+#include <string.h>
+
+#include "outbox.h"
+
+void claw_outbox_wake(struct claw_outbox *outbox)
+{
+	struct claw_streams *streams = outbox->streams;
+	while (streams->dirty != CLAW_NONE) {
+		struct claw_stream *stream = &streams->table[streams->dirty];
+		streams->dirty = stream->next_dirty;
+		stream->dirty = 0;
+		if (stream->state == CLAW_STREAM_FREE || stream->state == CLAW_STREAM_AWAITED)
+			continue;
+		for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream)
+			claw_attachment_queue(outbox, at);
+	}
+}
+
+/* What fill() came to */
+enum fill {
+	FILL_DRY, /* the reader has all there is */
+	FILL_CREDIT, /* the reader wants no more for now */
+	FILL_ROOM, /* the frame is full */
+	FILL_END, /* CLOSE went out: the attachment is done */
+};
+
+struct segment {
+	uint8_t *at;
+	uint32_t room, used, records;
+};
+
+static int put(struct segment *segment, struct claw_attachment *attachment, const struct claw_spooled *header,
+	       const uint8_t *payload)
+{
+	uint32_t bytes = claw_spooled_bytes(header->len);
+	if (segment->room - segment->used < bytes)
+		return 0;
+	uint8_t *at = segment->at + segment->used;
+	memset(at + bytes - CLAW_SPOOLED_ALIGN, 0, CLAW_SPOOLED_ALIGN);
+	memcpy(at, header, sizeof(*header));
+	memcpy(at + sizeof(*header), payload, header->len);
+	segment->used += bytes;
+	segment->records++;
+	attachment->credit_used += bytes;
+	return 1;
+}
+
+static int put_gap(struct claw_outbox *outbox, struct segment *segment, struct claw_attachment *attachment,
+		   uint64_t until)
+{
+	static const char reason[] = "evicted";
+	uint64_t count = until - attachment->next_seq;
+	if (count > UINT32_MAX)
+		count = UINT32_MAX;
+	struct claw_spooled gap = {
+		.len = sizeof(reason) - 1,
+		.kind = CLAW_GAP,
+		.klass = CLAW_NORMAL,
+		.count = (uint32_t)count,
+	};
+	if (!put(segment, attachment, &gap, (const uint8_t *)reason))
+		return 0;
+	attachment->next_seq += count;
+	outbox->gaps++;
+	return 1;
+}
+
+/*
+ * Copy whole records from a block to the segment, as many as room and credit allow: one run of bytes, because the spool
+ * holds them as they go on the wire. Returns what stopped it; FILL_DRY = the end of the block.
+ */
+static enum fill put_run(struct segment *segment, struct claw_attachment *attachment, const uint8_t *records,
+			 uint32_t end)
+{
+	uint32_t from = attachment->offset;
+	enum fill result = FILL_DRY;
+	while (attachment->offset < end) {
+		struct claw_spooled header;
+		memcpy(&header, records + attachment->offset, sizeof(header));
+		uint32_t bytes = claw_spooled_bytes(header.len);
+		if (header.kind == CLAW_CLOSE)
+			break; /* told from the stream's own reason */
+		if (attachment->credit_used >= attachment->credit_limit) {
+			result = FILL_CREDIT;
+			break;
+		}
+		if (segment->room - segment->used - (attachment->offset - from) < bytes) {
+			result = FILL_ROOM;
+			break;
+		}
+		attachment->offset += bytes;
+		attachment->credit_used += bytes;
+		attachment->next_seq += header.kind == CLAW_GAP ? header.count : 1;
+		segment->records++;
+	}
+	memcpy(segment->at + segment->used, records + from, attachment->offset - from);
+	segment->used += attachment->offset - from;
+	return result;
+}
+
+/* Where in a block the record with sequence next_seq starts. Returns that record's sequence: later than next_seq when the
+ * reader has had half of a producer's GAP. */
+static uint64_t find_in_block(const struct claw_spool *spool, uint32_t block, uint64_t next_seq, uint32_t *ret_offset)
+{
+	const uint8_t *records = claw_spool_records(spool, block);
+	uint64_t seq = spool->slots[block].first_seq;
+	uint32_t offset = 0;
+	while (offset < spool->slots[block].used) {
+		struct claw_spooled header;
+		memcpy(&header, records + offset, sizeof(header));
+		if (header.kind == CLAW_TOKEN || header.kind == CLAW_GAP) {
+			if (seq >= next_seq)
+				break;
+			seq += header.kind == CLAW_GAP ? header.count : 1;
+		}
+		offset += claw_spooled_bytes(header.len);
+	}
+	*ret_offset = offset;
+	return seq;
+}
+
+static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attachment, struct segment *segment)
+{
+	const struct claw_stream *stream = &outbox->streams->table[attachment->stream];
+	const struct claw_spool *spool = outbox->streams->spool;
+	if (!attachment->opened) {
+		struct claw_spooled header = { .kind = CLAW_OPEN, .klass = CLAW_NORMAL };
+		const uint8_t *meta = (const uint8_t *)"";
+		if (stream->first_block != CLAW_NONE) {
+			const uint8_t *first = claw_spool_records(spool, stream->first_block);
+			memcpy(&header, first, sizeof(header));
+			meta = first + sizeof(header);
+		}
+		if (!put(segment, attachment, &header, meta))
+			return FILL_ROOM;
+		attachment->opened = 1;
+	}
+	for (;;) {
+		if (attachment->next_seq == stream->next_seq) {
+			if (stream->state == CLAW_STREAM_LIVE)
+				return FILL_DRY;
+			struct claw_spooled header = {
+				.len = (uint16_t)stream->row.reason_len,
+				.kind = CLAW_CLOSE,
+				.klass = CLAW_NORMAL,
+				.written_ns = stream->row.ended_ns,
+			};
+			return put(segment, attachment, &header, stream->row.reason) ? FILL_END : FILL_ROOM;
+		}
+		if (attachment->credit_used >= attachment->credit_limit)
+			return FILL_CREDIT;
+		uint32_t block = attachment->block;
+		int holds = block != CLAW_NONE && spool->slots[block].serial == attachment->block_serial;
+		if (!holds || attachment->offset == spool->slots[block].used) {
+			block = holds ? spool->slots[block].next :
+					claw_stream_seek(outbox->streams, attachment->stream, attachment->next_seq);
+			uint32_t offset = 0;
+			uint64_t from = block == CLAW_NONE ? stream->next_seq :
+				find_in_block(spool, block, attachment->next_seq, &offset);
+			if (attachment->next_seq < from) {
+				if (!put_gap(outbox, segment, attachment, from))
+					return FILL_ROOM;
+				continue;
+			}
+			attachment->block = block;
+			attachment->block_serial = spool->slots[block].serial;
+			attachment->offset = offset;
+		}
+		enum fill result = put_run(segment, attachment, claw_spool_records(spool, block), spool->slots[block].used);
+		if (result != FILL_DRY)
+			return result;
+	}
+}
+
+/* One frame for one connection, from its queues in order. Returns its bytes, 0 = nothing to say. */
+static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *connection, uint8_t *out)
+{
+	uint32_t used = sizeof(struct claw_frame_header);
+	uint32_t segments = 0;
+	while (segments < UINT16_MAX) {
+		uint32_t queue = connection->queue[0].head != CLAW_NONE ? 0 : 1;
+		uint32_t index = connection->queue[queue].head;
+		if (index == CLAW_NONE)
+			break;
+		if (CLAW_FRAME_MAX - used < sizeof(struct claw_segment))
+			break;
+		struct claw_attachment *attachment = &outbox->attachments[index];
+		struct claw_segment header = {
+			.attachment = attachment->id,
+			.incarnation = outbox->streams->table[attachment->stream].incarnation,
+			.first_seq = attachment->next_seq,
+		};
+		struct segment segment = {
+			.at = out + used + sizeof(header),
+			.room = CLAW_FRAME_MAX - used - (uint32_t)sizeof(header),
+		};
+		enum fill result = fill(outbox, attachment, &segment);
+		if (segment.records) {
+			header.len = segment.used;
+			header.records = segment.records;
+			memcpy(out + used, &header, sizeof(header));
+			used += sizeof(header) + segment.used;
+			segments++;
+		}
+		if (result == FILL_END) {
+			claw_attachment_done(outbox, index);
+		} else if (result == FILL_ROOM) {
+			/* To the back of the queue it belongs in now: one long answer does not hold up the others */
+			if (segment.records) {
+				claw_attachment_unqueue(outbox, index);
+				claw_attachment_queue(outbox, index);
+			}
+			break;
+		} else {
+			claw_attachment_unqueue(outbox, index);
+		}
+	}
+	if (!segments)
+		return 0;
+	struct claw_frame_header header = {
+		.kind = CLAW_FRAME_DATA,
+		.version = CLAW_FRAME_VERSION,
+		.segments = (uint16_t)segments,
+		.connection = connection->id,
+		.len = used,
+	};
+	memcpy(out, &header, sizeof(header));
+	connection->charged += used + CLAW_FRAME_CHARGE;
+	return used;
+}
+
+static int may_send(const struct claw_connection *connection)
+{
+	return connection->id && !connection->blocked &&
+	       connection->charged - connection->acked + CLAW_FRAME_MAX + CLAW_FRAME_CHARGE <= CLAW_WINDOW;
+}
+
+int claw_outbox_build(struct claw_outbox *outbox)
+{
+	claw_outbox_sweep(outbox);
+	outbox->frame_count = 0;
+	outbox->out_bytes = 0;
+	while (outbox->ready.head != CLAW_NONE) {
+		if (outbox->frame_count == CLAW_FRAME_COUNT || CLAW_OUT_BYTES - outbox->out_bytes < CLAW_FRAME_MAX)
+			return 1;
+		uint32_t index = outbox->ready.head;
+		struct claw_connection *connection = &outbox->connections[index];
+		outbox->ready.head = connection->next_ready;
+		if (outbox->ready.head == CLAW_NONE)
+			outbox->ready.tail = CLAW_NONE;
+		connection->ready = 0;
+		if (!may_send(connection))
+			continue; /* an ack, or its socket, makes it ready again */
+		uint32_t len = build_frame(outbox, connection, outbox->out + outbox->out_bytes);
+		if (!len)
+			continue;
+		outbox->frames[outbox->frame_count++] = (struct claw_frame){
+			.connection = connection->id,
+			.offset = outbox->out_bytes,
+			.len = len,
+		};
+		outbox->out_bytes += len;
+		if (connection->queue[0].head != CLAW_NONE || connection->queue[1].head != CLAW_NONE)
+			claw_connection_ready(outbox, index);
+	}
+	return 0;
+}

@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+static void *reserve_zeroed(uint64_t bytes)
+{
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	return at == MAP_FAILED ? NULL : at;
+}
+
+int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool, uint32_t max, uint64_t keep_ns,
+		      uint64_t stream_bytes)
+{
+	if (!max || max > 1u << 24 || stream_bytes < 2 * CLAW_BLOCK_BYTES)
+		return -EINVAL;
+	uint32_t buckets = 1;
+	while (buckets < 2 * max)
+		buckets *= 2;
+	struct claw_streams streams = {
+		.spool = spool,
+		.hash_mask = buckets - 1,
+		.max = max,
+		.free_head = CLAW_NONE,
+		.ended = { CLAW_NONE, CLAW_NONE },
+		.gone = { CLAW_NONE, CLAW_NONE },
+		.dirty = CLAW_NONE,
+		.keep_ns = keep_ns,
+		.stream_blocks = (uint32_t)(stream_bytes / CLAW_BLOCK_BYTES),
+	};
+	uint64_t seed[4];
+	if (getrandom(seed, sizeof(seed), 0) != sizeof(seed))
+		return -EIO;
+	memcpy(streams.hash_key, seed, sizeof(streams.hash_key));
+	streams.ids = seed[2];
+	streams.random = seed[3] | 1;
+	streams.table = reserve_zeroed((uint64_t)max * sizeof(struct claw_stream));
+	streams.hash = reserve_zeroed((uint64_t)buckets * sizeof(uint32_t));
+	if (!streams.table || !streams.hash) {
+		*ret_streams = streams;
+		claw_streams_deinit(ret_streams);
+		return -ENOMEM;
+	}
+	*ret_streams = streams;
+	return 0;
+}
+
+void claw_streams_deinit(struct claw_streams *streams)
+{
+	if (streams->table)
+		munmap(streams->table, (uint64_t)streams->max * sizeof(struct claw_stream));
+	if (streams->hash)
+		munmap(streams->hash, ((uint64_t)streams->hash_mask + 1) * sizeof(uint32_t));
+	streams->table = NULL;
+	streams->hash = NULL;
+}
+
+/* SipHash-1-3 (Aumasson, Bernstein): names come from peers, who must not be able to choose collisions. */
+#define ROTATE(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
+
+static void sip_round(uint64_t v[4])
+{
+	v[0] += v[1];
+	v[1] = ROTATE(v[1], 13) ^ v[0];
+	v[0] = ROTATE(v[0], 32);
+	v[2] += v[3];
+	v[3] = ROTATE(v[3], 16) ^ v[2];
+	v[0] += v[3];
+	v[3] = ROTATE(v[3], 21) ^ v[0];
+	v[2] += v[1];
+	v[1] = ROTATE(v[1], 17) ^ v[2];
+	v[2] = ROTATE(v[2], 32);
+}
+
+uint64_t claw_hash(const uint64_t key[2], const uint8_t *data, uint32_t len)
+{
+	uint64_t v[4] = {
+		key[0] ^ 0x736f6d6570736575, /* "somepseu" "dorandom" "lygenera" "tedbytes": the algorithm's constants */
+		key[1] ^ 0x646f72616e646f6d,
+		key[0] ^ 0x6c7967656e657261,
+		key[1] ^ 0x7465646279746573,
+	};
+	uint32_t at = 0;
+	for (; len - at >= 8; at += 8) {
+		uint64_t word;
+		memcpy(&word, data + at, 8);
+		v[3] ^= word;
+		sip_round(v);
+		v[0] ^= word;
+	}
+	uint64_t word = (uint64_t)len << 56;
+	for (uint32_t i = 0; at + i < len; i++)
+		word |= (uint64_t)data[at + i] << (8 * i);
+	v[3] ^= word;
+	sip_round(v);
+	v[0] ^= word;
+	v[2] ^= 0xff;
+	sip_round(v);
+	sip_round(v);
+	sip_round(v);
+	return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* The hash table holds index + 1, so that zeroed memory is an empty table. */
+static uint32_t *bucket_of(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len)
+{
+	return &streams->hash[claw_hash(streams->hash_key, name, name_len) & streams->hash_mask];
+}
+
+uint32_t claw_stream_find(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len)
+{
+	for (uint32_t link = *bucket_of(streams, name, name_len); link; link = streams->table[link - 1].next_in_hash) {
+		const struct claw_stream_row *row = &streams->table[link - 1].row;
+		if (row->name_len == name_len && !memcmp(row->name, name, name_len))
+			return link - 1;
+	}
+	return CLAW_NONE;
+}
+
+static void set_state(struct claw_streams *streams, struct claw_stream *stream, uint32_t state)
+{
+	streams->count[stream->state]--;
+	streams->count[state]++;
+	stream->state = stream->row.state = state;
+}
+
+static void list_add(struct claw_streams *streams, struct claw_list *list, uint32_t index)
+{
+	streams->table[index].older = list->tail;
+	streams->table[index].younger = CLAW_NONE;
+	if (list->tail == CLAW_NONE)
+		list->head = index;
+	else
+		streams->table[list->tail].younger = index;
+	list->tail = index;
+}
+
+static void list_remove(struct claw_streams *streams, struct claw_list *list, uint32_t index)
+{
+	struct claw_stream *stream = &streams->table[index];
+	if (stream->older == CLAW_NONE)
+		list->head = stream->younger;
+	else
+		streams->table[stream->older].younger = stream->younger;
+	if (stream->younger == CLAW_NONE)
+		list->tail = stream->older;
+	else
+		streams->table[stream->younger].older = stream->older;
+}
+
+static void free_block(struct claw_streams *streams, struct claw_stream *stream, uint32_t block)
+{
+	struct claw_slot *slots = streams->spool->slots;
+	if (slots[block].prev == CLAW_NONE)
+		stream->first_block = slots[block].next;
+	else
+		slots[slots[block].prev].next = slots[block].next;
+	if (slots[block].next == CLAW_NONE)
+		stream->last_block = slots[block].prev;
+	else
+		slots[slots[block].next].prev = slots[block].prev;
+	stream->block_count--;
+	stream->row.spool_bytes -= CLAW_BLOCK_BYTES;
+	claw_spool_free(streams->spool, block);
+}
+
+/* ENDED → GONE: the blocks go, the name stays for another while. */
+static void forget(struct claw_streams *streams, uint32_t index, uint64_t now_ns)
+{
+	struct claw_stream *stream = &streams->table[index];
+	list_remove(streams, &streams->ended, index);
+	while (stream->block_count)
+		free_block(streams, stream, stream->last_block);
+	set_state(streams, stream, CLAW_STREAM_GONE);
+	stream->deadline_ns = now_ns + streams->keep_ns;
+	list_add(streams, &streams->gone, index);
+}
+
+void claw_stream_release(struct claw_streams *streams, uint32_t index)
+{
+	struct claw_stream *stream = &streams->table[index];
+	if (stream->attachment_count || (stream->state != CLAW_STREAM_AWAITED && stream->state != CLAW_STREAM_GONE))
+		return;
+	if (stream->state == CLAW_STREAM_GONE)
+		list_remove(streams, &streams->gone, index);
+	uint32_t *link = bucket_of(streams, stream->row.name, stream->row.name_len);
+	while (*link != index + 1)
+		link = &streams->table[*link - 1].next_in_hash;
+	*link = stream->next_in_hash;
+	set_state(streams, stream, CLAW_STREAM_FREE);
+	stream->next_in_hash = streams->free_head;
+	streams->free_head = index;
+}
+
+static uint32_t oldest_unread(const struct claw_streams *streams, uint32_t index)
+{
+	while (index != CLAW_NONE && streams->table[index].attachment_count)
+		index = streams->table[index].younger;
+	return index;
+}
+
+uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, uint32_t name_len)
+{
+	if (streams->free_head == CLAW_NONE && streams->used == streams->max) {
+		uint32_t victim = oldest_unread(streams, streams->gone.head);
+		if (victim == CLAW_NONE) {
+			victim = oldest_unread(streams, streams->ended.head);
+			if (victim == CLAW_NONE)
+				return CLAW_NONE;
+			forget(streams, victim, 0);
+		}
+		claw_stream_release(streams, victim);
+	}
+	uint32_t index = streams->free_head;
+	if (index != CLAW_NONE)
+		streams->free_head = streams->table[index].next_in_hash;
+	else
+		index = streams->used++;
+
+	struct claw_stream *stream = &streams->table[index];
+	uint32_t *bucket = bucket_of(streams, name, name_len);
+	uint8_t dirty = stream->dirty; /* a slot can be used again while it is still in the list */
+	uint32_t next_dirty = stream->next_dirty;
+	memset(stream, 0, sizeof(*stream));
+	stream->dirty = dirty;
+	stream->next_dirty = next_dirty;
+	stream->ring = stream->row.ring = CLAW_NONE;
+	stream->first_block = stream->last_block = CLAW_NONE;
+	stream->attachments = CLAW_NONE;
+	memcpy(stream->row.name, name, name_len);
+	stream->row.name_len = name_len;
+	stream->next_in_hash = *bucket;
+	*bucket = index + 1;
+	streams->count[CLAW_STREAM_FREE]++;
+	set_state(streams, stream, CLAW_STREAM_AWAITED);
+	return index;
+}
+
+/* Make room in a full spool: what ended longest ago goes first, then the oldest block of anyone that is not a first one. */
+static void evict(struct claw_streams *streams)
+{
+	if (streams->ended.head != CLAW_NONE) {
+		uint32_t index = streams->ended.head;
+		struct claw_stream *stream = &streams->table[index];
+		streams->evicted_blocks += stream->block_count;
+		forget(streams, index, stream->deadline_ns);
+		claw_stream_mark(streams, index);
+	} else if (streams->spool->oldest != CLAW_NONE) {
+		uint32_t block = streams->spool->oldest;
+		streams->evicted_blocks++;
+		free_block(streams, &streams->table[streams->spool->slots[block].stream], block);
+	}
+}
+
+static uint32_t add_block(struct claw_streams *streams, uint32_t index)
+{
+	struct claw_stream *stream = &streams->table[index];
+	struct claw_spool *spool = streams->spool;
+	if (stream->block_count >= streams->stream_blocks) {
+		/* The first block stays: it holds the OPEN that every reader starts with */
+		streams->evicted_blocks++;
+		free_block(streams, stream, spool->slots[stream->first_block].next);
+	}
+	if (!spool->free_count)
+		evict(streams);
+	uint32_t block = claw_spool_take(spool, index, stream->next_seq);
+	if (block == CLAW_NONE)
+		return CLAW_NONE;
+	if (stream->last_block == CLAW_NONE) {
+		stream->first_block = block;
+	} else {
+		spool->slots[block].prev = stream->last_block;
+		spool->slots[stream->last_block].next = block;
+		claw_spool_age_add(spool, block);
+	}
+	stream->last_block = block;
+	stream->block_count++;
+	stream->shut = 0;
+	stream->row.spool_bytes += CLAW_BLOCK_BYTES;
+
+	struct claw_block *header = claw_spool_block(spool, block);
+	memset(header, 0, sizeof(*header));
+	header->magic = CLAW_MAGIC;
+	header->layout = CLAW_LAYOUT;
+	header->stream_id = stream->stream_id;
+	header->first_seq = stream->next_seq;
+	header->ring_id = stream->ring_id;
+	header->open_seq = stream->open_seq;
+	header->requested_ns = stream->row.requested_ns;
+	header->incarnation = stream->incarnation;
+	header->handle = stream->handle;
+	header->name_len = (uint8_t)stream->row.name_len;
+	memcpy(header->name, stream->row.name, stream->row.name_len);
+	return block;
+}
+
+uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len)
+{
+	struct claw_stream *stream = &streams->table[index];
+	uint32_t bytes = claw_spooled_bytes(len);
+	uint32_t block = stream->last_block;
+	if (block == CLAW_NONE || stream->shut || CLAW_BLOCK_ROOM - streams->spool->slots[block].used < bytes) {
+		block = add_block(streams, index);
+		if (block == CLAW_NONE)
+			return NULL;
+	}
+	return claw_spool_records(streams->spool, block) + streams->spool->slots[block].used + sizeof(struct claw_spooled);
+}
+
+void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header)
+{
+	struct claw_stream *stream = &streams->table[index];
+	struct claw_spool *spool = streams->spool;
+	uint32_t block = stream->last_block;
+	memcpy(claw_spool_records(spool, block) + spool->slots[block].used, header, sizeof(*header));
+	if (header->kind == CLAW_TOKEN) {
+		stream->next_seq++;
+		stream->row.tokens++;
+		stream->row.text_bytes += header->len;
+		if (header->klass == CLAW_CRITICAL)
+			stream->critical_until = stream->next_seq;
+		if (!stream->row.first_written_ns)
+			stream->row.first_written_ns = header->written_ns;
+	} else if (header->kind == CLAW_GAP) {
+		stream->next_seq += header->count;
+	}
+	claw_spool_commit(spool, block, claw_spooled_bytes(header->len), stream->next_seq);
+	claw_stream_mark(streams, index);
+}
+
+void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count)
+{
+	struct claw_stream *stream = &streams->table[index];
+	stream->next_seq += count;
+	stream->shut = 1;
+	streams->dropped_tokens += count;
+	claw_stream_mark(streams, index);
+}
+
+int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring, uint64_t ring_id,
+		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len)
+{
+	struct claw_stream *stream = &streams->table[index];
+	/* xorshift64*: incarnations need to differ, not to be secret */
+	streams->random ^= streams->random >> 12;
+	streams->random ^= streams->random << 25;
+	streams->random ^= streams->random >> 27;
+	stream->incarnation = stream->row.incarnation = (uint32_t)((streams->random * 0x2545f4914f6cdd1d) >> 32);
+	stream->stream_id = ++streams->ids;
+	stream->ring_id = ring_id;
+	stream->handle = record->handle;
+	stream->open_seq = record->ring_seq;
+	stream->row.requested_ns = requested_ns;
+	stream->row.opened_ns = record->written_ns;
+	uint8_t *payload = claw_stream_reserve(streams, index, meta_len);
+	if (!payload)
+		return -ENOSPC;
+	stream->ring = stream->row.ring = ring;
+	set_state(streams, stream, CLAW_STREAM_LIVE);
+	memcpy(payload, meta, meta_len);
+	claw_stream_commit(streams, index, &(struct claw_spooled){
+		.len = (uint16_t)meta_len,
+		.kind = CLAW_OPEN,
+		.klass = CLAW_NORMAL,
+		.ring_seq = record->ring_seq,
+		.written_ns = record->written_ns,
+	});
+	return 0;
+}
+
+void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
+		     uint64_t now_ns)
+{
+	struct claw_stream *stream = &streams->table[index];
+	/* Readers are told the reason kept here; the record is for a start after a crash, so a full spool is no failure. */
+	uint8_t *payload = claw_stream_reserve(streams, index, reason_len);
+	if (payload) {
+		memcpy(payload, reason, reason_len);
+		claw_stream_commit(streams, index, &(struct claw_spooled){
+			.len = (uint16_t)reason_len,
+			.kind = CLAW_CLOSE,
+			.klass = CLAW_NORMAL,
+			.written_ns = now_ns,
+		});
+	}
+	memcpy(stream->row.reason, reason, reason_len);
+	stream->row.reason_len = reason_len;
+	stream->row.ended_ns = now_ns;
+	stream->ring = CLAW_NONE;
+	set_state(streams, stream, CLAW_STREAM_ENDED);
+	stream->deadline_ns = now_ns + streams->keep_ns;
+	list_add(streams, &streams->ended, index);
+	claw_stream_mark(streams, index);
+}
+
+void claw_stream_mark(struct claw_streams *streams, uint32_t index)
+{
+	struct claw_stream *stream = &streams->table[index];
+	if (stream->dirty)
+		return;
+	stream->dirty = 1;
+	stream->next_dirty = streams->dirty;
+	streams->dirty = index;
+}
+
+uint64_t claw_streams_expire(struct claw_streams *streams, uint64_t now_ns)
+{
+	while (streams->ended.head != CLAW_NONE && streams->table[streams->ended.head].deadline_ns <= now_ns) {
+		uint32_t index = streams->ended.head;
+		forget(streams, index, now_ns);
+		claw_stream_mark(streams, index);
+	}
+	uint32_t index = streams->gone.head;
+	while (index != CLAW_NONE && streams->table[index].deadline_ns <= now_ns) {
+		uint32_t younger = streams->table[index].younger;
+		claw_stream_release(streams, index);
+		index = younger;
+	}
+	uint64_t next = 0;
+	if (streams->ended.head != CLAW_NONE)
+		next = streams->table[streams->ended.head].deadline_ns;
+	if (index != CLAW_NONE && (!next || streams->table[index].deadline_ns < next))
+		next = streams->table[index].deadline_ns;
+	return next;
+}
+
+uint32_t claw_stream_seek(const struct claw_streams *streams, uint32_t index, uint64_t seq)
+{
+	const struct claw_slot *slots = streams->spool->slots;
+	uint32_t block = streams->table[index].first_block;
+	while (block != CLAW_NONE && slots[block].next_seq <= seq)
+		block = slots[block].next;
+	return block;
+}

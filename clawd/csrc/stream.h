@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLAW_STREAM_H
+#define CLAW_STREAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spool.h"
+
+#include "stream.cdef.h"
+
+struct claw_list {
+	uint32_t head, tail;
+};
+
+struct claw_stream {
+	uint32_t state;
+	uint32_t next_in_hash; /* also links free streams */
+	uint32_t older, younger; /* ENDED: in the order of their ends; GONE: likewise */
+	uint64_t stream_id;
+	uint64_t next_seq;
+	uint64_t critical_until; /* sequence after the last CRITICAL token */
+	uint64_t open_seq;
+	uint64_t ring_id;
+	uint32_t ring; /* index, CLAW_NONE once ended */
+	uint32_t incarnation;
+	uint16_t handle;
+	uint8_t dirty; /* has records that its attachments were not woken for */
+	uint8_t shut; /* the last block takes no more: a token after it was dropped */
+	uint32_t next_dirty;
+	uint32_t first_block, last_block;
+	uint32_t block_count;
+	uint32_t attachments; /* first in its list */
+	uint32_t attachment_count;
+	uint64_t deadline_ns; /* ENDED: when its blocks go; GONE: when its name goes */
+	struct claw_stream_row row;
+};
+
+struct claw_streams {
+	struct claw_spool *spool;
+	struct claw_stream *table;
+	uint32_t *hash;
+	uint32_t hash_mask;
+	uint32_t max;
+	uint32_t used; /* slots ever used: the rest was never touched */
+	uint32_t free_head;
+	uint32_t count[CLAW_STREAM_GONE + 1]; /* by state */
+	struct claw_list ended, gone;
+	uint32_t dirty; /* list of streams with news for their attachments */
+	uint64_t hash_key[2];
+	uint64_t ids; /* stream ids given */
+	uint64_t random; /* state of the incarnation generator */
+	uint64_t keep_ns;
+	uint32_t stream_blocks; /* a stream holds at most so many */
+	uint64_t evicted_blocks, dropped_tokens; /* counters */
+};
+
+int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool, uint32_t max, uint64_t keep_ns,
+		      uint64_t stream_bytes);
+void claw_streams_deinit(struct claw_streams *streams);
+uint64_t claw_hash(const uint64_t key[2], const uint8_t *data, uint32_t len);
+uint32_t claw_stream_find(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
+/* A new stream in AWAITED. Forgets the oldest GONE or ENDED one to make room; CLAW_NONE when all are in use. */
+uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
+/* AWAITED → LIVE with a block and its OPEN record, or -ENOSPC and nothing changed. */
+int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring, uint64_t ring_id,
+		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len);
+/*
+ * Where the payload of the next record goes, or NULL when neither a free block nor an evictable one is there. Follow by
+ * claw_stream_commit. Sequence numbers move on in both cases: readers of what was not stored get a GAP.
+ */
+uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
+void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header);
+void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count);
+void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
+		     uint64_t now_ns);
+void claw_stream_mark(struct claw_streams *streams, uint32_t index);
+/* Take a stream out of the table once nobody reads or awaits it. */
+void claw_stream_release(struct claw_streams *streams, uint32_t index);
+/* Let go of what is past its time. Returns when there is more to do, 0 = never as things stand. */
+uint64_t claw_streams_expire(struct claw_streams *streams, uint64_t now_ns);
+/* First block of the stream that holds sequence seq or a later one, CLAW_NONE when none does. */
+uint32_t claw_stream_seek(const struct claw_streams *streams, uint32_t index, uint64_t seq);
+
+#endif

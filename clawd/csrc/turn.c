@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "turn.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "barrier.h"
+
+struct claw_core *claw_core_create(const struct claw_limits *limits, int *ret_error)
+{
+	struct claw_core *core = calloc(1, sizeof(*core));
+	int result = -ENOMEM;
+	if (!core)
+		goto fail;
+	core->limits = *limits;
+	core->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (core->epoll_fd < 0) {
+		result = -errno;
+		goto fail;
+	}
+	if (!limits->max_rings || limits->max_rings > 4096) {
+		result = -EINVAL;
+		goto fail;
+	}
+	core->rings = calloc(limits->max_rings, sizeof(*core->rings));
+	if (!core->rings)
+		goto fail;
+	result = claw_spool_init(&core->spool, limits->spool_bytes);
+	if (!result)
+		result = claw_streams_init(&core->streams, &core->spool, limits->max_streams, limits->keep_ns,
+					   limits->stream_bytes);
+	if (!result)
+		result = claw_outbox_init(&core->outbox, &core->streams, limits->max_connections,
+					  limits->max_attachments);
+	if (!result)
+		return core;
+fail:
+	claw_core_destroy(core);
+	*ret_error = result;
+	return NULL;
+}
+
+void claw_core_destroy(struct claw_core *core)
+{
+	if (!core)
+		return;
+	for (uint32_t i = 0; i < core->ring_used; i++)
+		claw_ring_drop(core, (int)i);
+	claw_outbox_deinit(&core->outbox);
+	claw_streams_deinit(&core->streams);
+	claw_spool_deinit(&core->spool);
+	if (core->epoll_fd > 0)
+		close(core->epoll_fd);
+	free(core->rings);
+	free(core);
+}
+
+int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes)
+{
+	return claw_spool_map(&core->spool, fd, bytes);
+}
+
+int claw_core_watch(struct claw_core *core, int fd, uint32_t tag)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = tag };
+	return epoll_ctl(core->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+int claw_core_unwatch(struct claw_core *core, int fd)
+{
+	return epoll_ctl(core->epoll_fd, EPOLL_CTL_DEL, fd, NULL) < 0 ? -errno : 0;
+}
+
+/* --- rings --- */
+
+int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd, uint64_t ring_bytes, uint64_t ring_id,
+		  uint64_t daemon_epoch)
+{
+	uint32_t index = 0;
+	while (index < core->ring_used && core->rings[index].state != CLAW_RING_FREE)
+		index++;
+	if (index == core->limits.max_rings)
+		return -EDQUOT;
+
+	struct claw_ring ring = { .state = CLAW_RING_LIVE, .ring_id = ring_id };
+	int result = claw_drain_init(&ring.drain, data_fd, ctl_fd, ring_bytes);
+	if (result < 0)
+		return result;
+	ring.handles = malloc(CLAW_HANDLE_COUNT * sizeof(*ring.handles));
+	ring.event_fd = ring.handles ? dup(event_fd) : -1;
+	/* Edge-triggered and never read: each write wakes us, and nothing done to it can block us */
+	struct epoll_event event = { .events = EPOLLIN | EPOLLET, .data.u64 = 0 };
+	if (ring.event_fd < 0 || epoll_ctl(core->epoll_fd, EPOLL_CTL_ADD, ring.event_fd, &event) < 0) {
+		result = ring.handles ? -errno : -ENOMEM;
+		if (ring.event_fd >= 0)
+			close(ring.event_fd);
+		free(ring.handles);
+		claw_drain_deinit(&ring.drain);
+		return result;
+	}
+	memset(ring.handles, 0xff, CLAW_HANDLE_COUNT * sizeof(*ring.handles)); /* CLAW_NONE */
+
+	struct claw_ctl *ctl = ring.drain.ctl;
+	ctl->magic = CLAW_MAGIC;
+	ctl->layout = CLAW_LAYOUT;
+	ctl->size = sizeof(*ctl);
+	ctl->record_max = ring.drain.record_max;
+	ctl->ring_bytes = ring_bytes;
+	ctl->ring_id = ring_id;
+	ctl->daemon_epoch = daemon_epoch;
+	claw_store_release(&ctl->state, CLAW_STATE_OPEN);
+	ring.drain.next_seq = 1;
+
+	core->rings[index] = ring;
+	if (index == core->ring_used)
+		core->ring_used++;
+	return (int)index;
+}
+
+static struct claw_ring *ring_of(const struct claw_core *core, int index)
+{
+	return index >= 0 && (uint32_t)index < core->ring_used ? &core->rings[index] : NULL;
+}
+
+int claw_ring_leave(struct claw_core *core, int index)
+{
+	struct claw_ring *ring = ring_of(core, index);
+	if (!ring || ring->state == CLAW_RING_FREE)
+		return -ENOENT;
+	if (ring->state == CLAW_RING_LIVE)
+		ring->state = CLAW_RING_LEFT;
+	core->pending = 1;
+	return 0;
+}
+
+int claw_ring_drop(struct claw_core *core, int index)
+{
+	struct claw_ring *ring = ring_of(core, index);
+	if (!ring || ring->state == CLAW_RING_FREE)
+		return -ENOENT;
+	claw_store_release(&ring->drain.ctl->state,
+			   ring->state == CLAW_RING_BROKEN ? CLAW_STATE_QUARANTINED : CLAW_STATE_CLOSED);
+	epoll_ctl(core->epoll_fd, EPOLL_CTL_DEL, ring->event_fd, NULL);
+	close(ring->event_fd);
+	claw_drain_deinit(&ring->drain);
+	free(ring->handles);
+	*ring = (struct claw_ring){ 0 };
+	return 0;
+}
+
+int claw_ring_row(const struct claw_core *core, int index, struct claw_ring_row *ret_row)
+{
+	const struct claw_ring *ring = ring_of(core, index);
+	if (!ring || ring->state == CLAW_RING_FREE)
+		return -ENOENT;
+	uint64_t used = claw_load_relaxed(&ring->drain.data->head) - ring->drain.pos;
+	*ret_row = (struct claw_ring_row){
+		.ring_bytes = ring->drain.ring_bytes,
+		.used_bytes = used <= ring->drain.ring_bytes ? used : ring->drain.ring_bytes,
+		.records = ring->records,
+		.tokens = ring->tokens,
+		.bytes = ring->bytes,
+		.state = ring->state,
+		.violation = ring->violation,
+		.streams = ring->live,
+	};
+	return 0;
+}
+
+static int is_drained(const struct claw_ring *ring)
+{
+	return ring->state == CLAW_RING_LIVE || ring->state == CLAW_RING_LEFT;
+}
+
+static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
+{
+	int result = claw_intake(core, ring, now_ns);
+	if (result < 0) {
+		ring->violation = (uint32_t)-result;
+		ring->state = CLAW_RING_BROKEN;
+		core->totals.quarantined++;
+		claw_store_relaxed(&ring->drain.ctl->state_reason, ring->violation);
+		claw_store_release(&ring->drain.ctl->state, CLAW_STATE_QUARANTINED);
+		claw_ring_end(core, ring, "error:quarantined", now_ns);
+		return 0;
+	}
+	if (!result && ring->state == CLAW_RING_LEFT) {
+		claw_ring_end(core, ring, "producer_lost", now_ns);
+		ring->state = CLAW_RING_DONE;
+	}
+	return result;
+}
+
+/* --- the loop's two calls --- */
+
+static uint64_t clock_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static int any_data(const struct claw_core *core)
+{
+	for (uint32_t i = 0; i < core->ring_used; i++)
+		if (is_drained(&core->rings[i]) && claw_drain_has_data(&core->rings[i].drain))
+			return 1;
+	return 0;
+}
+
+int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max)
+{
+	struct epoll_event events[64];
+	int limit = tag_max < 64 ? tag_max : 64;
+	int asleep = 0;
+	if (core->pending) {
+		timeout_ns = 0;
+	} else if (timeout_ns != 0) {
+		if (core->expire_ns) {
+			uint64_t now = clock_ns();
+			int64_t until = core->expire_ns > now ? (int64_t)(core->expire_ns - now) : 0;
+			if (timeout_ns < 0 || until < timeout_ns)
+				timeout_ns = until;
+		}
+		for (uint32_t i = 0; i < core->ring_used; i++)
+			if (is_drained(&core->rings[i]))
+				claw_drain_sleep(&core->rings[i].drain);
+		/* Pairs with the producer's fence between its store of head and its load of need_wake: either it sees that
+		 * we sleep, or we see its head. Without both, a token can lie there unseen. */
+		claw_fence_full();
+		asleep = !any_data(core);
+		if (!asleep)
+			timeout_ns = 0;
+		core->totals.sleeps += (uint64_t)asleep;
+	}
+	struct timespec timeout = { .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
+	int count = epoll_pwait2(core->epoll_fd, events, limit, timeout_ns < 0 ? NULL : &timeout, NULL);
+	int result = count < 0 ? -errno : 0;
+	if (asleep && count == 0 && any_data(core))
+		core->totals.rescued++;
+	for (uint32_t i = 0; i < core->ring_used; i++)
+		if (is_drained(&core->rings[i]))
+			claw_drain_awake(&core->rings[i].drain);
+	for (int i = 0; i < count; i++)
+		if (events[i].data.u64)
+			ret_tags[result++] = (uint32_t)events[i].data.u64;
+	return result;
+}
+
+int claw_turn(struct claw_core *core, uint64_t now_ns)
+{
+	int more = 0;
+	core->event_count = 0;
+	core->totals.turns++;
+	/* Rings whose producer is gone come first, so that their ends precede what a successor opens */
+	for (uint32_t i = 0; i < core->ring_used; i++)
+		if (core->rings[i].state == CLAW_RING_LEFT)
+			more |= intake(core, &core->rings[i], now_ns);
+	if (core->ring_used) {
+		core->ring_first = (core->ring_first + 1) % core->ring_used;
+		for (uint32_t i = 0; i < core->ring_used; i++) {
+			struct claw_ring *ring = &core->rings[(core->ring_first + i) % core->ring_used];
+			if (ring->state == CLAW_RING_LIVE)
+				more |= intake(core, ring, now_ns);
+		}
+	}
+	core->expire_ns = claw_streams_expire(&core->streams, now_ns);
+	claw_outbox_wake(&core->outbox);
+	more |= claw_outbox_build(&core->outbox);
+	core->totals.frames += core->outbox.frame_count;
+	core->totals.frame_bytes += core->outbox.out_bytes;
+	core->pending = more;
+	return more;
+}
+
+const struct claw_frame *claw_frames(const struct claw_core *core, int *ret_count)
+{
+	*ret_count = (int)core->outbox.frame_count;
+	return core->outbox.frames;
+}
+
+const uint8_t *claw_out(const struct claw_core *core)
+{
+	return core->outbox.out;
+}
+
+const struct claw_event *claw_events(const struct claw_core *core, int *ret_count)
+{
+	*ret_count = (int)core->event_count;
+	return core->events;
+}
+
+void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns)
+{
+	/* A producer's clock is only believed as far as it makes sense: it may live in another time namespace */
+	const uint64_t hour_ns = 3600ull * 1000000000;
+	if (to_ns - from_ns < hour_ns)
+		claw_hist_add(&core->hist[hist], to_ns - from_ns);
+	else
+		core->totals.odd_clock++;
+}
+
+/* Only the first reader's first token counts: one who comes later waited for nothing. */
+static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t sent_ns)
+{
+	uint32_t at = claw_attachment_find(&core->outbox, connection, id);
+	if (at == CLAW_NONE)
+		return;
+	struct claw_stream_row *row = &core->streams.table[core->outbox.attachments[at].stream].row;
+	if (row->first_sent_ns)
+		return;
+	row->first_sent_ns = sent_ns;
+	claw_account(core, CLAW_HIST_FIRST, row->requested_ns ? row->requested_ns : row->opened_ns, sent_ns);
+}
+
+/* A frame of ours: built by claw_outbox_build and kept in private memory since, so nothing needs checking. */
+void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint64_t sent_ns)
+{
+	struct claw_frame_header frame_header;
+	memcpy(&frame_header, frame, sizeof(frame_header));
+	uint32_t at = sizeof(frame_header);
+	while (at < len) {
+		struct claw_segment segment;
+		memcpy(&segment, frame + at, sizeof(segment));
+		at += sizeof(segment);
+		uint64_t seq = segment.first_seq;
+		for (uint32_t end = at + segment.len; at < end;) {
+			struct claw_spooled record;
+			memcpy(&record, frame + at, sizeof(record));
+			at += claw_spooled_bytes(record.len);
+			if (record.kind == CLAW_GAP)
+				seq += record.count;
+			if (record.kind != CLAW_TOKEN)
+				continue;
+			core->totals.sent++;
+			claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
+			if (seq++ == 0)
+				first_sent(core, frame_header.connection, segment.attachment, sent_ns);
+		}
+	}
+}
+
+/* --- clients --- */
+
+uint32_t claw_connect(struct claw_core *core)
+{
+	return claw_connection_open(&core->outbox);
+}
+
+int claw_disconnect(struct claw_core *core, uint32_t connection)
+{
+	return claw_connection_close(&core->outbox, connection);
+}
+
+int claw_block(struct claw_core *core, uint32_t connection, int blocked)
+{
+	core->pending |= !blocked;
+	return claw_connection_block(&core->outbox, connection, blocked);
+}
+
+int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *message, size_t len)
+{
+	core->pending = 1;
+	return claw_flow_take(&core->outbox, connection, message, len);
+}
+
+int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct claw_attach *attach, uint64_t now_ns)
+{
+	int result = claw_attachment_open(&core->outbox, connection, attach);
+	if (result == 0) {
+		core->pending = 1;
+		if (attach->cancel)
+			claw_cancel(core, connection, attach->id, now_ns);
+	}
+	return result;
+}
+
+int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id, int only_awaiting)
+{
+	return claw_attachment_close(&core->outbox, connection, id, only_awaiting);
+}
+
+int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns)
+{
+	uint32_t at = claw_attachment_find(&core->outbox, connection, id);
+	if (at == CLAW_NONE)
+		return -ENOENT;
+	core->pending = 1;
+	core->outbox.attachments[at].cancel = 1;
+	claw_stream_cancel(core, core->outbox.attachments[at].stream, now_ns);
+	return 0;
+}
+
+/* --- figures --- */
+
+const struct claw_totals *claw_totals(struct claw_core *core)
+{
+	struct claw_totals *totals = &core->totals;
+	totals->dropped = core->streams.dropped_tokens;
+	totals->evicted_blocks = core->streams.evicted_blocks;
+	totals->gaps = core->outbox.gaps;
+	totals->streams_live = core->streams.count[CLAW_STREAM_LIVE];
+	totals->streams_ended = core->streams.count[CLAW_STREAM_ENDED];
+	totals->streams_awaited = core->streams.count[CLAW_STREAM_AWAITED];
+	totals->streams_gone = core->streams.count[CLAW_STREAM_GONE];
+	totals->attachments = core->outbox.attachment_count;
+	totals->spool_blocks = core->spool.block_count;
+	totals->spool_free = core->spool.free_count;
+	return totals;
+}
+
+const struct claw_hist *claw_hist(const struct claw_core *core, int which)
+{
+	return which >= 0 && which < CLAW_HIST_COUNT ? &core->hist[which] : NULL;
+}
+
+int claw_stream_at(const struct claw_core *core, uint32_t stream, struct claw_stream_row *ret_row)
+{
+	if (stream >= core->streams.used || core->streams.table[stream].state == CLAW_STREAM_FREE)
+		return -ENOENT;
+	*ret_row = core->streams.table[stream].row;
+	return 0;
+}
+
+int claw_stream_rows(const struct claw_core *core, int64_t *start, struct claw_stream_row *ret_rows, int row_max)
+{
+	int count = 0;
+	int64_t at = *start;
+	for (; at >= 0 && at < (int64_t)core->streams.used && count < row_max; at++)
+		if (!claw_stream_at(core, (uint32_t)at, &ret_rows[count]))
+			count++;
+	*start = at >= 0 && at < (int64_t)core->streams.used ? at : -1;
+	return count;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Turn: one pass of the relay loop. claw_wait sleeps until there is something to do; claw_turn takes what every ring
+ * holds into the spool and builds the frames to send. Everything between (sockets, policy) is Python's.
+ */
+struct claw_core; /* everything clawd holds in private memory */
+
+struct claw_limits {
+	uint64_t spool_bytes;
+	uint64_t stream_bytes;
+	uint64_t keep_ns;
+	uint32_t max_streams;
+	uint32_t max_rings;
+	uint32_t max_connections;
+	uint32_t max_attachments;
+};
+
+enum {
+	CLAW_EVENT_OPENED = 1, /* stream: index */
+	CLAW_EVENT_ENDED = 2,
+	CLAW_EVENT_REFUSED = 3, /* detail: CLAW_STOPPED_… */
+	CLAW_EVENT_COUNT = 1024, /* events a turn; more are counted in events_missed */
+	CLAW_TURN_RECORDS = 1024, /* records a ring may bring in one turn */
+	CLAW_TURN_BYTES = 0x20000, /* and bytes */
+};
+
+/* For the log, not for deciding: a busy turn may leave some out */
+struct claw_event {
+	uint32_t kind;
+	uint32_t stream;
+	uint32_t ring;
+	uint32_t detail;
+};
+
+/* state of a ring, on clawd's side */
+enum {
+	CLAW_RING_FREE = 0,
+	CLAW_RING_LIVE = 1,
+	CLAW_RING_LEFT = 2, /* its producer is gone; what it published is still being taken */
+	CLAW_RING_DONE = 3, /* drained and its streams ended: drop it */
+	CLAW_RING_BROKEN = 4, /* quarantined: drop it */
+};
+
+struct claw_ring_row {
+	uint64_t ring_bytes;
+	uint64_t used_bytes; /* published and not taken yet */
+	uint64_t records;
+	uint64_t tokens;
+	uint64_t bytes;
+	uint32_t state;
+	uint32_t violation; /* CLAW_BAD_… */
+	uint32_t streams; /* live ones */
+	uint32_t reserved;
+};
+
+struct claw_totals {
+	uint64_t turns;
+	uint64_t sleeps; /* times claw_wait went to sleep */
+	uint64_t rescued; /* data found by a timeout and not by a signal: a bug */
+	uint64_t records;
+	uint64_t tokens; /* tokens committed */
+	uint64_t text_bytes;
+	uint64_t discarded; /* tokens of streams that clawd had ended before: cancelled, refused */
+	uint64_t opened;
+	uint64_t ended;
+	uint64_t refused;
+	uint64_t cancelled;
+	uint64_t quarantined;
+	uint64_t dropped; /* tokens the spool had no room for: readers get a GAP */
+	uint64_t evicted_blocks;
+	uint64_t gaps; /* GAPs told to readers */
+	uint64_t frames;
+	uint64_t frame_bytes;
+	uint64_t sent; /* tokens handed to ZeroMQ, once a reader */
+	uint64_t odd_clock; /* written times that are not in the past hour: left out of the histograms */
+	uint64_t events_missed;
+	uint64_t streams_live;
+	uint64_t streams_ended;
+	uint64_t streams_awaited;
+	uint64_t streams_gone;
+	uint64_t attachments;
+	uint64_t spool_blocks;
+	uint64_t spool_free;
+};
+
+enum {
+	CLAW_HIST_COMMIT = 0, /* written → committed */
+	CLAW_HIST_SEND = 1, /* written → sent, each token and reader */
+	CLAW_HIST_FIRST = 2, /* requested (else OPEN) → sent, first tokens */
+	CLAW_HIST_COUNT = 3,
+};
+
+struct claw_core *claw_core_create(const struct claw_limits *limits, int *ret_error);
+void claw_core_destroy(struct claw_core *core);
+int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes);
+
+/* Watch a descriptor of Python's in claw_wait; tag > 0 comes back when it is readable. Level-triggered. */
+int claw_core_watch(struct claw_core *core, int fd, uint32_t tag);
+int claw_core_unwatch(struct claw_core *core, int fd);
+
+/* Take a ring in; the descriptors may be closed after. Returns its index. */
+int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd, uint64_t ring_bytes, uint64_t ring_id,
+		  uint64_t daemon_epoch);
+/* Its producer is gone: take what is left, end its streams as producer_lost. */
+int claw_ring_leave(struct claw_core *core, int ring);
+/* Unmap it. Only when DONE or BROKEN, or at exit. */
+int claw_ring_drop(struct claw_core *core, int ring);
+int claw_ring_row(const struct claw_core *core, int ring, struct claw_ring_row *ret_row);
+
+/*
+ * Sleep until a ring has data, a watched descriptor is readable, a timer is due or timeout_ns is over. Returns how many
+ * tags it wrote to ret_tags, or -errno (EINTR included).
+ */
+int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max);
+/* One turn. Returns 1 when there is more to do at once, else 0. Frames and events are valid until the next turn. */
+int claw_turn(struct claw_core *core, uint64_t now_ns);
+const struct claw_frame *claw_frames(const struct claw_core *core, int *ret_count);
+const uint8_t *claw_out(const struct claw_core *core);
+const struct claw_event *claw_events(const struct claw_core *core, int *ret_count);
+/* A frame went out at sent_ns: account its tokens. */
+void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint64_t sent_ns);
+
+/* Connections: 0 = no room. The others return 0 or -errno: ENOENT, no such connection. */
+uint32_t claw_connect(struct claw_core *core);
+int claw_disconnect(struct claw_core *core, uint32_t connection);
+int claw_block(struct claw_core *core, uint32_t connection, int blocked);
+/* A flow message. -EBADMSG: it breaks a rule. */
+int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *message, size_t len);
+/*
+ * Attach: 0 reads, 1 waits for the stream to open, -ENOENT unknown and not to be waited for, -ESTALE ended long ago,
+ * -EREMCHG not the incarnation or position that was read before, -EDQUOT too many, -EINVAL.
+ */
+int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct claw_attach *attach, uint64_t now_ns);
+/* 1 = there was one. only_awaiting: only if its stream has not opened. */
+int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id, int only_awaiting);
+/* Cancel the stream of this attachment, now or when it opens. 0, or -ENOENT. Again = no change. */
+int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns);
+
+const struct claw_totals *claw_totals(struct claw_core *core);
+const struct claw_hist *claw_hist(const struct claw_core *core, int which);
+/* Rows of streams from slot *start on; *start moves past them, to -1 at the end. Returns the number of rows. */
+int claw_stream_rows(const struct claw_core *core, int64_t *start, struct claw_stream_row *ret_rows, int row_max);
+int claw_stream_at(const struct claw_core *core, uint32_t stream, struct claw_stream_row *ret_row);

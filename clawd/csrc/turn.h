@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLAW_TURN_H
+#define CLAW_TURN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "drain.h"
+#include "outbox.h"
+
+#include "turn.cdef.h"
+
+#define CLAW_DISCARD (CLAW_NONE - 1)
+
+/* One ring on clawd's side */
+struct claw_ring {
+	uint32_t state;
+	uint32_t violation;
+	int event_fd;
+	uint32_t live; /* streams */
+	uint64_t ring_id;
+	uint64_t records, tokens, bytes;
+	struct claw_drain drain;
+	uint32_t *handles; /* stream index, CLAW_NONE = not open, CLAW_DISCARD = clawd ended it, CLOSE not seen yet */
+};
+
+struct claw_core {
+	struct claw_limits limits;
+	struct claw_spool spool;
+	struct claw_streams streams;
+	struct claw_outbox outbox;
+	struct claw_ring *rings;
+	uint32_t ring_used; /* entries ever used */
+	uint32_t ring_first; /* whose turn it is to be first */
+	int epoll_fd;
+	int pending; /* the last turn left something undone */
+	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
+	uint32_t event_count;
+	struct claw_event events[CLAW_EVENT_COUNT];
+	struct claw_totals totals;
+	struct claw_hist hist[CLAW_HIST_COUNT];
+	uint8_t scratch[CLAW_RECORD_MAX];
+};
+
+void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
+/* intake.c: what the records of a ring mean */
+int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns);
+void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns);
+void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns);
+
+#endif
