@@ -13,13 +13,16 @@ from typing import Any
 from clawd._core import ffi, lib  # type: ignore[import-not-found]
 from clawd.errors import CoreError
 
+OPAQUE = {"claw_core", "claw_producer"}
+"""Structs that Python knows by pointer only."""
+
 __all__ = ["check", "ffi", "held", "lib"]
 
 
 def _sweep() -> None:
     # cffi compares a struct's layout with the compiler's only at first use; a mismatch must stop the import instead
     for name in ffi.list_types()[1]:
-        if ffi.typeof(f"struct {name}").fields is not None:  # None: opaque, known by pointer only
+        if name not in OPAQUE:
             ffi.sizeof(f"struct {name}")
 
 
