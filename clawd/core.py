@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from clawd._core import ffi, lib  # type: ignore[import-not-found]
@@ -15,8 +17,6 @@ from clawd.errors import CoreError
 
 OPAQUE = {"claw_core", "claw_producer"}
 """Structs that Python knows by pointer only."""
-
-__all__ = ["check", "ffi", "held", "lib"]
 
 
 def _sweep() -> None:
@@ -36,3 +36,177 @@ def check(result: int, what: str) -> int:
     if result < 0:
         raise CoreError(f"cannot {what}: {os.strerror(-result)} ({errno.errorcode.get(-result, result)})", -result)
     return result
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a core holds at most; the names are those of struct claw_limits."""
+
+    spool_bytes: int
+    stream_bytes: int
+    keep_ns: int
+    max_streams: int
+    max_rings: int
+    max_connections: int
+    max_attachments: int
+
+
+class Core:
+    """The daemon's half of the core: rings, spool, outbox, one turn at a time. Not thread-safe."""
+
+    def __init__(self, limits: Limits) -> None:
+        error = ffi.new("int *")
+        self._core = lib.claw_core_create(ffi.new("struct claw_limits *", vars(limits)), error)
+        if not self._core:
+            check(error[0], "make the core")
+        self._tags = ffi.new("uint32_t[64]")
+        self._count = ffi.new("int *")
+        self._row = ffi.new("struct claw_stream_row *")
+        self._unmet = ffi.new("struct claw_unmet[64]")
+        self.out = memoryview(ffi.buffer(lib.claw_out(self._core), lib.CLAW_OUT_BYTES))
+        """The frames of the last turn."""
+        self.totals = lib.claw_totals(self._core)
+
+    def close(self) -> None:
+        """Unmap everything. The objects in shared memory stay."""
+        core, self._core = self._core, None
+        if core:
+            self.out.release()
+            lib.claw_core_destroy(core)
+
+    def map_spool(self, fd: int, size: int) -> None:
+        check(lib.claw_core_map_spool(self._core, fd, size), "map the spool")
+
+    def watch(self, fd: int, tag: int) -> None:
+        """Have `wait` return `tag`, above 0, while `fd` is readable."""
+        check(lib.claw_core_watch(self._core, fd, tag), "watch a descriptor")
+
+    def unwatch(self, fd: int) -> None:
+        check(lib.claw_core_unwatch(self._core, fd), "stop watching a descriptor")
+
+    def wait(self, timeout_ns: int) -> list[int]:
+        """Sleep until there is something to do, at most `timeout_ns` (-1: for ever). The tags of readable descriptors."""
+        count = lib.claw_wait(self._core, timeout_ns, self._tags, len(self._tags))
+        if count == -errno.EINTR:
+            return []
+        return list(self._tags[0 : check(count, "wait")])
+
+    def turn(self) -> bool:
+        """One turn. True: there is more to do at once."""
+        return bool(lib.claw_turn(self._core, time.monotonic_ns()))
+
+    def frames(self) -> list[tuple[int, int, int]]:
+        """What to send after a turn: (connection, offset in `out`, length)."""
+        frames = lib.claw_frames(self._core, self._count)
+        return [(frames[i].connection, frames[i].offset, frames[i].len) for i in range(self._count[0])]
+
+    def events(self) -> list[tuple[int, int, int, int]]:
+        """What to log after a turn: (kind, stream, ring, detail)."""
+        events = lib.claw_events(self._core, self._count)
+        return [(e.kind, e.stream, e.ring, e.detail) for e in events[0 : self._count[0]]]
+
+    def sent(self, frame: memoryview | bytes, sent_ns: int) -> None:
+        """Account the tokens of a frame that went out."""
+        lib.claw_sent(self._core, ffi.from_buffer(frame), len(frame), sent_ns)
+
+    def add_ring(self, data_fd: int, ctl_fd: int, event_fd: int, ring_bytes: int, ring_id: int, epoch: int) -> int:
+        ring = lib.claw_ring_add(self._core, data_fd, ctl_fd, event_fd, ring_bytes, ring_id, epoch)
+        return check(ring, "map a ring")
+
+    def leave_ring(self, ring: int) -> None:
+        """Its producer is gone: take what is left, then end its streams."""
+        check(lib.claw_ring_leave(self._core, ring), "leave a ring")
+
+    def drop_ring(self, ring: int) -> None:
+        check(lib.claw_ring_drop(self._core, ring), "drop a ring")
+
+    def ring_row(self, ring: int) -> Any:
+        """A struct claw_ring_row."""
+        row = ffi.new("struct claw_ring_row *")
+        check(lib.claw_ring_row(self._core, ring, row), "look at a ring")
+        return row
+
+    def connect(self) -> int:
+        """A new connection's number, 0 when there is no room."""
+        return int(lib.claw_connect(self._core))
+
+    def disconnect(self, connection: int) -> None:
+        check(lib.claw_disconnect(self._core, connection), "disconnect")
+
+    def block(self, connection: int, blocked: bool) -> None:
+        """Say whether the connection's socket takes frames."""
+        check(lib.claw_block(self._core, connection, blocked), "block a connection")
+
+    def flow(self, connection: int, message: bytes) -> bool:
+        """Take a flow message. False: it breaks a rule."""
+        return bool(lib.claw_flow(self._core, connection, message, len(message)) == 0)
+
+    def attach(
+        self,
+        connection: int,
+        id: int,
+        name: bytes,
+        *,
+        after: int = -1,
+        incarnation: int | None = None,
+        credit: int,
+        deadline_ns: int = 0,
+        cancel: bool = False,
+    ) -> int:
+        """0 reads, 1 awaits the stream's opening, or -errno as told at claw_attach_stream in turn.cdef.h."""
+        buffer = ffi.from_buffer(name)
+        attach = ffi.new(
+            "struct claw_attach *",
+            {
+                "name": buffer,
+                "name_len": len(name),
+                "id": id,
+                "after": after,
+                "credit": credit,
+                "incarnation": incarnation or 0,
+                "has_incarnation": incarnation is not None,
+                "cancel": cancel,
+                "deadline_ns": deadline_ns,
+            },
+        )
+        return int(lib.claw_attach_stream(self._core, connection, attach, time.monotonic_ns()))
+
+    def detach(self, connection: int, id: int) -> bool:
+        return bool(lib.claw_detach(self._core, connection, id))
+
+    def cancel(self, connection: int, id: int) -> bool:
+        """False: there is no such attachment (any more)."""
+        return bool(lib.claw_cancel(self._core, connection, id, time.monotonic_ns()) == 0)
+
+    def unmet(self) -> list[tuple[int, int]]:
+        """Attachments, as (connection, id), that waited in vain and were taken out."""
+        count = lib.claw_unmet(self._core, time.monotonic_ns(), self._unmet, len(self._unmet))
+        return [(self._unmet[i].connection, self._unmet[i].id) for i in range(count)]
+
+    def refresh_totals(self) -> Any:
+        """The struct claw_totals, all of its counters up to date."""
+        return lib.claw_totals(self._core)
+
+    def quantiles(self, which: int, shares: tuple[float, ...]) -> tuple[int, list[int]]:
+        """(count, values in ns) of one of the CLAW_HIST_ histograms."""
+        hist = lib.claw_hist(self._core, which)
+        return int(hist.count), [int(lib.claw_hist_quantile(hist, share)) for share in shares]
+
+    def stream_rows(self, start: int, count: int) -> tuple[list[Any], int | None]:
+        """Up to `count` rows (struct claw_stream_row) from slot `start` on, and where the next page starts."""
+        at = ffi.new("int64_t *", start)
+        rows = ffi.new("struct claw_stream_row[]", count)
+        found = lib.claw_stream_rows(self._core, at, rows, count)
+        # Each row keeps the whole array alive
+        return [rows[i] for i in range(found)], None if at[0] < 0 else int(at[0])
+
+    def stream_name(self, stream: int) -> str:
+        """The name of a stream in an event, empty when the slot is free again."""
+        if lib.claw_stream_at(self._core, stream, self._row) < 0:
+            return ""
+        return text(self._row.name, self._row.name_len)
+
+
+def text(field: Any, length: int) -> str:
+    """A name or reason from a struct: the core has checked that it is UTF-8."""
+    return bytes(ffi.buffer(field, length)).decode()

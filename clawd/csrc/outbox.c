@@ -14,7 +14,7 @@ static void *reserve_zeroed(uint64_t bytes)
 int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *streams, uint32_t connection_max,
 		     uint32_t attachment_max)
 {
-	if (!connection_max || connection_max > UINT16_MAX || !attachment_max || attachment_max > 1u << 24)
+	if (!connection_max || connection_max > UINT16_MAX + 1 || !attachment_max || attachment_max > 1u << 24)
 		return -EINVAL;
 	uint32_t buckets = 1;
 	while (buckets < attachment_max)
@@ -28,6 +28,7 @@ int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *stream
 		.attachment_free = CLAW_NONE,
 		.ready = { CLAW_NONE, CLAW_NONE },
 		.done = { CLAW_NONE, CLAW_NONE },
+		.awaiting = { CLAW_NONE, CLAW_NONE },
 		.connections = reserve_zeroed((uint64_t)connection_max * sizeof(struct claw_connection)),
 		.attachments = reserve_zeroed((uint64_t)attachment_max * sizeof(struct claw_attachment)),
 		.hash = reserve_zeroed((uint64_t)buckets * sizeof(uint32_t)),
@@ -103,19 +104,27 @@ static uint32_t find(const struct claw_outbox *outbox, uint32_t connection, uint
 	return CLAW_NONE;
 }
 
+static struct claw_list *list_of(struct claw_outbox *outbox, const struct claw_attachment *attachment)
+{
+	if (attachment->queue == CLAW_QUEUE_DONE)
+		return &outbox->done;
+	if (attachment->queue == CLAW_QUEUE_AWAITING)
+		return &outbox->awaiting;
+	return &outbox->connections[attachment->connection].queue[attachment->queue];
+}
+
 void claw_attachment_unqueue(struct claw_outbox *outbox, uint32_t index)
 {
 	struct claw_attachment *attachment = &outbox->attachments[index];
 	if (attachment->queue == CLAW_QUEUE_NONE)
 		return;
-	struct claw_list *queue = attachment->queue == CLAW_QUEUE_DONE ?
-		&outbox->done : &outbox->connections[attachment->connection].queue[attachment->queue];
+	struct claw_list *list = list_of(outbox, attachment);
 	if (attachment->prev_queued == CLAW_NONE)
-		queue->head = attachment->next_queued;
+		list->head = attachment->next_queued;
 	else
 		outbox->attachments[attachment->prev_queued].next_queued = attachment->next_queued;
 	if (attachment->next_queued == CLAW_NONE)
-		queue->tail = attachment->prev_queued;
+		list->tail = attachment->prev_queued;
 	else
 		outbox->attachments[attachment->next_queued].prev_queued = attachment->prev_queued;
 	attachment->queue = CLAW_QUEUE_NONE;
@@ -135,10 +144,12 @@ void claw_connection_ready(struct claw_outbox *outbox, uint32_t index)
 	outbox->ready.tail = index;
 }
 
-static void append(struct claw_outbox *outbox, struct claw_list *list, uint32_t index, uint8_t queue)
+static void append(struct claw_outbox *outbox, uint32_t index, uint8_t queue)
 {
 	struct claw_attachment *attachment = &outbox->attachments[index];
+	claw_attachment_unqueue(outbox, index);
 	attachment->queue = queue;
+	struct claw_list *list = list_of(outbox, attachment);
 	attachment->prev_queued = list->tail;
 	attachment->next_queued = CLAW_NONE;
 	if (list->tail == CLAW_NONE)
@@ -155,15 +166,13 @@ void claw_attachment_queue(struct claw_outbox *outbox, uint32_t index)
 	uint8_t queue = attachment->next_seq < stream->critical_until ? 0 : 1;
 	if (stream->state == CLAW_STREAM_AWAITED || attachment->queue == CLAW_QUEUE_DONE || attachment->queue <= queue)
 		return;
-	claw_attachment_unqueue(outbox, index);
-	append(outbox, &outbox->connections[attachment->connection].queue[queue], index, queue);
+	append(outbox, index, queue);
 	claw_connection_ready(outbox, attachment->connection);
 }
 
 void claw_attachment_done(struct claw_outbox *outbox, uint32_t index)
 {
-	claw_attachment_unqueue(outbox, index);
-	append(outbox, &outbox->done, index, CLAW_QUEUE_DONE);
+	append(outbox, index, CLAW_QUEUE_DONE);
 }
 
 static void free_attachment(struct claw_outbox *outbox, uint32_t index)
@@ -207,6 +216,35 @@ void claw_outbox_sweep(struct claw_outbox *outbox)
 {
 	while (outbox->done.head != CLAW_NONE)
 		free_attachment(outbox, outbox->done.head);
+}
+
+int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_unmet *ret_unmet, int max)
+{
+	const uint64_t pause_ns = 10000000; /* waits differ, so this walks them all: not more often than every 10 ms */
+	if (!outbox->unmet_ns || now_ns < outbox->unmet_ns)
+		return 0;
+	int count = 0;
+	uint64_t next_ns = 0;
+	for (uint32_t at = outbox->awaiting.head; at != CLAW_NONE && count < max;) {
+		struct claw_attachment *attachment = &outbox->attachments[at];
+		uint32_t after = attachment->next_queued;
+		if (attachment->deadline_ns <= now_ns) {
+			ret_unmet[count++] = (struct claw_unmet){
+				.connection = outbox->connections[attachment->connection].id,
+				.id = attachment->id,
+			};
+			free_attachment(outbox, at);
+		} else if (!next_ns || attachment->deadline_ns < next_ns) {
+			next_ns = attachment->deadline_ns;
+		}
+		at = after;
+	}
+	if (count == max)
+		next_ns = now_ns;
+	else if (next_ns && next_ns < now_ns + pause_ns)
+		next_ns = now_ns + pause_ns;
+	outbox->unmet_ns = next_ns;
+	return count;
 }
 
 int claw_connection_close(struct claw_outbox *outbox, uint32_t id)
@@ -292,7 +330,7 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 			return -EREMCHG;
 	} else if (resumes) {
 		return -EREMCHG;
-	} else if (!attach->may_wait) {
+	} else if (!attach->deadline_ns) {
 		return -ENOENT;
 	}
 	if (outbox->attachment_free == CLAW_NONE && outbox->attachment_used == outbox->attachment_max)
@@ -327,6 +365,7 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 		.next_seq = (uint64_t)(attach->after + 1),
 		.block = CLAW_NONE,
 		.credit_limit = attach->credit,
+		.deadline_ns = attach->deadline_ns,
 	};
 	*bucket = at + 1;
 	if (stream->attachments != CLAW_NONE)
@@ -339,8 +378,12 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 	connection->attachments = at;
 	connection->attachment_count++;
 	outbox->attachment_count++;
-	if (stream->state == CLAW_STREAM_AWAITED)
+	if (stream->state == CLAW_STREAM_AWAITED) {
+		append(outbox, at, CLAW_QUEUE_AWAITING);
+		if (!outbox->unmet_ns || attach->deadline_ns < outbox->unmet_ns)
+			outbox->unmet_ns = attach->deadline_ns;
 		return 1;
+	}
 	claw_attachment_queue(outbox, at);
 	return 0;
 }
@@ -351,12 +394,10 @@ uint32_t claw_attachment_find(struct claw_outbox *outbox, uint32_t connection, u
 	return owner ? find(outbox, (uint32_t)(owner - outbox->connections), id) : CLAW_NONE;
 }
 
-int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id, int only_awaiting)
+int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id)
 {
 	uint32_t at = claw_attachment_find(outbox, connection, id);
 	if (at == CLAW_NONE)
-		return 0;
-	if (only_awaiting && outbox->streams->table[outbox->attachments[at].stream].state != CLAW_STREAM_AWAITED)
 		return 0;
 	free_attachment(outbox, at);
 	return 1;

@@ -24,7 +24,13 @@ struct claw_attach {
 	uint64_t credit;
 	uint32_t incarnation;
 	uint8_t has_incarnation;
-	uint8_t may_wait; /* for a stream that is not open yet */
 	uint8_t cancel;
-	uint8_t reserved;
+	uint8_t reserved[2];
+	uint64_t deadline_ns; /* until when a stream that is not open yet is waited for; 0 = not at all */
+};
+
+/* An attachment that waited in vain and is no more */
+struct claw_unmet {
+	uint32_t connection;
+	uint32_t id;
 };

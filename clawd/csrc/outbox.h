@@ -13,6 +13,7 @@
 enum {
 	CLAW_QUEUES = 2, /* of a connection: CRITICAL first, then the rest */
 	CLAW_QUEUE_NONE = CLAW_QUEUES,
+	CLAW_QUEUE_AWAITING, /* its stream has not opened */
 	CLAW_QUEUE_DONE, /* CLOSE is in this turn's frames; freed by the next turn, when those are sent and accounted */
 };
 
@@ -32,6 +33,7 @@ struct claw_attachment {
 	uint64_t block_serial; /* of the block under the cursor: another serial there means it was evicted */
 	uint32_t block, offset;
 	uint64_t credit_limit, credit_used; /* record bytes since attach */
+	uint64_t deadline_ns; /* while awaiting */
 };
 
 struct claw_connection {
@@ -56,7 +58,8 @@ struct claw_outbox {
 	uint32_t connection_used, attachment_used; /* entries ever used */
 	uint32_t connection_free, attachment_free;
 	uint32_t attachment_count;
-	struct claw_list ready, done;
+	struct claw_list ready, done, awaiting;
+	uint64_t unmet_ns; /* when to look for attachments that waited in vain, 0 = never as things stand */
 	uint8_t *out;
 	struct claw_frame *frames;
 	uint32_t frame_count, out_bytes;
@@ -78,7 +81,7 @@ int claw_connection_close(struct claw_outbox *outbox, uint32_t connection);
 int claw_connection_block(struct claw_outbox *outbox, uint32_t connection, int blocked);
 int claw_flow_take(struct claw_outbox *outbox, uint32_t connection, const uint8_t *message, size_t len);
 int claw_attachment_open(struct claw_outbox *outbox, uint32_t connection, const struct claw_attach *attach);
-int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id, int only_awaiting);
+int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id);
 /* Index of an attachment, or CLAW_NONE. */
 uint32_t claw_attachment_find(struct claw_outbox *outbox, uint32_t connection, uint32_t id);
 /* Put it in the queue that fits what it has to get next. */
@@ -86,6 +89,8 @@ void claw_attachment_queue(struct claw_outbox *outbox, uint32_t index);
 void claw_attachment_unqueue(struct claw_outbox *outbox, uint32_t index);
 void claw_attachment_done(struct claw_outbox *outbox, uint32_t index);
 void claw_connection_ready(struct claw_outbox *outbox, uint32_t index);
+/* Take out attachments that waited in vain, at most max. */
+int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_unmet *ret_unmet, int max);
 /* Free the attachments whose CLOSE went out with the last turn. */
 void claw_outbox_sweep(struct claw_outbox *outbox);
 

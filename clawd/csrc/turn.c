@@ -220,9 +220,12 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 	if (core->pending) {
 		timeout_ns = 0;
 	} else if (timeout_ns != 0) {
-		if (core->expire_ns) {
+		uint64_t due = core->expire_ns;
+		if (core->outbox.unmet_ns && (!due || core->outbox.unmet_ns < due))
+			due = core->outbox.unmet_ns;
+		if (due) {
 			uint64_t now = clock_ns();
-			int64_t until = core->expire_ns > now ? (int64_t)(core->expire_ns - now) : 0;
+			int64_t until = due > now ? (int64_t)(due - now) : 0;
 			if (timeout_ns < 0 || until < timeout_ns)
 				timeout_ns = until;
 		}
@@ -253,6 +256,7 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 
 int claw_turn(struct claw_core *core, uint64_t now_ns)
 {
+	const uint64_t second_ns = 1000000000;
 	int more = 0;
 	core->event_count = 0;
 	core->totals.turns++;
@@ -268,7 +272,9 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 				more |= intake(core, ring, now_ns);
 		}
 	}
-	core->expire_ns = claw_streams_expire(&core->streams, now_ns);
+	/* To the next whole second: a thousand short answers that end are not a thousand wake-ups a minute later */
+	uint64_t due = claw_streams_expire(&core->streams, now_ns);
+	core->expire_ns = due ? (due / second_ns + 1) * second_ns : 0;
 	claw_outbox_wake(&core->outbox);
 	more |= claw_outbox_build(&core->outbox);
 	core->totals.frames += core->outbox.frame_count;
@@ -379,9 +385,14 @@ int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct
 	return result;
 }
 
-int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id, int only_awaiting)
+int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id)
 {
-	return claw_attachment_close(&core->outbox, connection, id, only_awaiting);
+	return claw_attachment_close(&core->outbox, connection, id);
+}
+
+int claw_unmet(struct claw_core *core, uint64_t now_ns, struct claw_unmet *ret_unmet, int max)
+{
+	return claw_outbox_unmet(&core->outbox, now_ns, ret_unmet, max);
 }
 
 int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns)

@@ -131,8 +131,10 @@ int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *messag
  * -EREMCHG not the incarnation or position that was read before, -EDQUOT too many, -EINVAL.
  */
 int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct claw_attach *attach, uint64_t now_ns);
-/* 1 = there was one. only_awaiting: only if its stream has not opened. */
-int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id, int only_awaiting);
+/* 1 = there was one */
+int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id);
+/* Take out attachments whose stream did not open in time. Returns how many were written to ret_unmet. */
+int claw_unmet(struct claw_core *core, uint64_t now_ns, struct claw_unmet *ret_unmet, int max);
 /* Cancel the stream of this attachment, now or when it opens. 0, or -ENOENT. Again = no change. */
 int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns);
 

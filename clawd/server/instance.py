@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One clawd a runtime directory: its lock, its id, its sockets' places."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+from types import TracebackType
+
+from clawd.errors import AlreadyRunning, HostError
+from clawd.protocol import CONTROL_SOCKET, RELAY_SOCKET
+
+SOCKET_PATH_MAX = 107
+"""Bytes of a Unix socket's path (unix(7), sun_path less its NUL)."""
+
+
+class Instance:
+    """Holds the runtime directory's lock from entry to exit; the kernel lets go of it if clawd dies."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.runtime_dir = runtime_dir
+        self.control_path = runtime_dir / CONTROL_SOCKET
+        self.relay_path = runtime_dir / RELAY_SOCKET
+        self.id = ""
+        self._lock = -1
+
+    def __enter__(self) -> Instance:
+        longest = max(len(os.fsencode(path)) for path in (self.control_path, self.relay_path))
+        if longest > SOCKET_PATH_MAX:
+            spare = SOCKET_PATH_MAX - longest + len(os.fsencode(self.runtime_dir))
+            raise HostError(f'runtime directory "{self.runtime_dir}" is too long', f"use one of at most {spare} bytes")
+        try:
+            self.runtime_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._lock = os.open(self.runtime_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+        except OSError as error:
+            raise HostError(f'cannot use runtime directory "{self.runtime_dir}": {error.strerror}') from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            raise AlreadyRunning(
+                f'another clawd (pid {owner or "unknown"}) serves "{self.runtime_dir}"', "stop it, or use --runtime-dir"
+            ) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        self.id = self._read_id()
+        return self
+
+    def _read_id(self) -> str:
+        """The id outlives a run, so that a start finds what an earlier one of the same directory left behind."""
+        path = self.runtime_dir / "instance"
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            text = ""
+        if not re.fullmatch(r"[0-9a-f]{16}\n", text):
+            text = f"{secrets.token_hex(8)}\n"
+            path.write_text(text)
+        return text.strip()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
