@@ -2,6 +2,7 @@
 """What is built: the core that the tests run on, and the wheel that people install."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import clawd.core
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "clawd" / "csrc"
 sanitized = "CLAWD_TEST_SANITIZED" in os.environ
 
 
@@ -25,6 +27,16 @@ def imported_core(*command: str) -> Path:
 def test_the_core_has_the_declared_page_size() -> None:
     assert clawd.core.lib.CLAW_PAGE == 4096
     assert clawd.core.ffi.sizeof("struct claw_record") == clawd.core.lib.CLAW_RECORD_ALIGN
+
+
+def test_the_core_knows_every_struct_that_is_declared() -> None:
+    # import already compared each one's layout with the compiler's
+    declared = {
+        name for path in SOURCE.glob("*.cdef.h") for name in re.findall(r"^struct (\w+) \{", path.read_text(), re.M)
+    }
+    assert "claw_record" in declared
+    assert declared == set(clawd.core.ffi.list_types()[1])
+    assert [name for name in declared if clawd.core.ffi.sizeof(f"struct {name}") == 0] == []
 
 
 def test_one_file_serves_every_later_python() -> None:
@@ -56,6 +68,9 @@ def test_the_wheel_holds_the_modules_and_the_core_and_no_source(tmp_path: Path) 
     assert (version, tags[:2]) == (clawd.__version__, ["cp311", "abi3"])
     names = zipfile.ZipFile(wheel).namelist()
     assert {"clawd/__init__.py", "clawd/_core.abi3.so", "clawd/py.typed"} <= set(names)
+    assert ("clawd/clawd_ring.h" in names) is (SOURCE / "clawd_ring.h").exists()
+    if "clawd/clawd_ring.h" in names:
+        assert b'#include "' not in zipfile.ZipFile(wheel).read("clawd/clawd_ring.h")
     packed = [name for name in names if ".dist-info/" not in name]
     allowed = (".py", ".abi3.so", "/py.typed", "/clawd_ring.h")
     assert [name for name in packed if not (name.startswith("clawd/") and name.endswith(allowed))] == []
