@@ -37,7 +37,8 @@ def tree_of(**changed: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def tree() -> dict[str, str]:
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    # safe.directory: the clone may be another user's
+    listed = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     paths = [ROOT / name for name in names if name]
     return {
