@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the core as a cffi extension in API mode. Reads the *.cdef.h that the C compiler reads too, so that a struct is
-declared once. `python clawd/csrc/build.py [--sanitize] [--define NAME]… DIRECTORY` compiles into DIRECTORY/clawd/.
+"""Builds the core as a cffi extension in API mode, from the *.cdef.h that the C compiler reads too: one declaration for
+both. `python clawd/csrc/build.py [--sanitize] [--define NAME]… DIRECTORY` compiles into DIRECTORY/clawd/.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import tempfile
 from pathlib import Path
 
 import cffi
@@ -51,6 +52,7 @@ def builder(*, sanitize: bool = False, defines: tuple[str, ...] = ()) -> cffi.FF
         sources=sources(),
         include_dirs=[str(SOURCE)],
         define_macros=[("_GNU_SOURCE", None), *((name, None) for name in defines)],
+        py_limited_api=True,
         extra_compile_args=FLAGS + (SANITIZE if sanitize else []),
         extra_link_args=SANITIZE[1:2] if sanitize else [],
     )
@@ -63,9 +65,13 @@ def main() -> None:
     parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
     parser.add_argument("--define", action="append", default=[], metavar="NAME", help="a macro to define")
     options = parser.parse_args()
-    options.directory.mkdir(parents=True, exist_ok=True)
+    package = options.directory / "clawd"
+    package.mkdir(parents=True, exist_ok=True)
     ffi = builder(sanitize=options.sanitize, defines=tuple(options.define))
-    ffi.compile(tmpdir=str(options.directory), verbose=False)
+    # built elsewhere: objects land below their source's full path; then moved: a running clawd may map the old one
+    with tempfile.TemporaryDirectory(dir=package, prefix=".build-") as directory:
+        built = Path(ffi.compile(tmpdir=directory))
+        built.replace(package / built.name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line per event on stderr: for the journal with its priority prefix, for people with the time of day. A name from
+a peer can neither break a line nor reach the terminal as an escape.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any, TextIO
+
+from clawd.errors import ClawdError
+
+_LOGGER = logging.getLogger("clawd")
+# sd-daemon(3): what the journal takes for a line's priority
+_PRIORITY = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6, logging.DEBUG: 7}
+
+
+def field(name: str, value: Any) -> str:
+    """`name=value`, the value quoted when it would not stay one printable word."""
+    text = "-" if value is None else str(value)
+    if not text or not text.isprintable() or any(char in text for char in " \"'=\\"):
+        text = json.dumps(text, ensure_ascii=not text.isprintable())
+    return f"{name}={text}"
+
+
+def event(what: str, /, level: int = logging.INFO, **values: Any) -> None:
+    """Log that `what` happened, with `values` in the order given."""
+    if _LOGGER.isEnabledFor(level):
+        _LOGGER.log(level, "%s", " ".join([what, *(field(name, value) for name, value in values.items())]))
+
+
+def warning(what: str, /, **values: Any) -> None:
+    event(what, logging.WARNING, **values)
+
+
+def failure(what: str, error: BaseException, /, **values: Any) -> None:
+    """Log an error. One of ours is one line; for any other the traceback follows: it is a fault of clawd."""
+    ours = isinstance(error, ClawdError)
+    line = " ".join([what, *(field(name, value) for name, value in values.items()), field("error", error)])
+    _LOGGER.error("%s", line, exc_info=None if ours else error)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__("%(message)s" if journal else "%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%H:%M:%S")
+        self.journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if not self.journal:
+            return text
+        # the journal ends an entry at each line's end, so a traceback's lines need the prefix too
+        prefix = f"<{_PRIORITY.get(record.levelno, 6)}>"
+        return "\n".join(prefix + line for line in text.splitlines())
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A log that cannot be written must not stop the relay, and there is nowhere to say so."""
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Whether `stream` leads to the journal: systemd names the file in $JOURNAL_STREAM, as device:inode."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def start(stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """Send clawd's events to `stream`, by default stderr. Replaces an earlier start."""
+    target = sys.stderr if stream is None else stream
+    handler = _Handler(target)
+    handler.setFormatter(_Formatter(journal=is_journal(target)))
+    _LOGGER.handlers[:] = [handler]
+    _LOGGER.setLevel(level)
+    _LOGGER.propagate = False

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes, durations, counts and switches as people write them: text to int or bool, and back without loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from clawd.errors import ConfigError
+
+BYTES = {"": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+SWITCH = {"on": True, "off": False}
+
+# 18 digits are more than any quantity here and keep a hostile text from becoming a huge number
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+
+
+def _quantity(text: str, units: Mapping[str, int], what: str, hint: str) -> int:
+    match = _QUANTITY.fullmatch(text.strip())
+    size = next((size for name, size in units.items() if match and match[2].lower() == name.lower()), None)
+    if match is None or size is None:
+        raise ConfigError(f'"{text}" is not a {what}', hint)
+    value = Fraction(match[1]) * size
+    if value.denominator != 1:
+        raise ConfigError(f'"{text}" is too fine for a {what}', hint)
+    return value.numerator
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in `128k`, `64M`, `1.5G` or `4096`; a k is 1,024. Raises ConfigError."""
+    return _quantity(text, BYTES, "size", "write digits, then k, M, G, T or nothing, as in 128k")
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds in `50ms`, `15s`, `1.5min`; only 0 needs no unit. Raises ConfigError."""
+    if text.strip() == "0":
+        return 0
+    return _quantity(text, NANOSECONDS, "duration", "write digits, then ns, us, ms, s, min or h, as in 50ms")
+
+
+def parse_count(text: str) -> int:
+    """A whole number, not below 0. Raises ConfigError."""
+    return _quantity(text, {"": 1}, "count", "write digits only, as in 1024")
+
+
+def parse_switch(text: str) -> bool:
+    """True for `on`, False for `off`. Raises ConfigError."""
+    value = SWITCH.get(text.strip())
+    if value is None:
+        raise ConfigError(f'"{text}" is not a switch', "write on or off")
+    return value
+
+
+def _format(value: int, units: Mapping[str, int]) -> str:
+    fitting = [(size, name) for name, size in units.items() if value % size == 0 and value >= size]
+    size, name = max(fitting)
+    return f"{value // size}{name}"
+
+
+def format_bytes(value: int) -> str:
+    """The shortest text from which `parse_bytes` reads `value` again: 131072 is `128k`."""
+    return _format(value, BYTES) if value else "0"
+
+
+def format_duration(value_ns: int) -> str:
+    """The shortest text from which `parse_duration` reads `value_ns` again: 50000000 is `50ms`."""
+    return _format(value_ns, NANOSECONDS) if value_ns else "0"
+
+
+def format_switch(value: bool) -> str:
+    return "on" if value else "off"

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the source tree, as functions from `path: text` to complaints: which way imports go, who may do what."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+Tree = Mapping[str, str]
+
+# A module may import those in rows above its own, never one of its own row. The longest name that fits counts.
+ROWS = (
+    ("clawd.errors",),
+    ("clawd.units",),
+    ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
+    ("clawd.link",),
+    ("clawd.producer", "clawd.consumer"),
+    ("clawd.server", "clawd.kernel", "clawd.gateway", "clawd.engines"),
+    ("clawd.ctl.client", "clawd.ctl.render"),
+    ("clawd.ctl",),
+    ("clawd.__main__",),
+)
+# These put the parts of their row together
+WIRING = ("clawd.server.loop", "clawd.ctl.main", "clawd.__main__")
+# What an engine's process loads: its environment has nothing but cffi, which core brings through clawd._core
+BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core",
+        "clawd.link", "clawd.producer")  # fmt: skip
+ONLY = {  # module: the one module that may import it
+    "bcc": "clawd.kernel.bpf",
+    "clawd._core": "clawd.core",
+    "cffi": "clawd.csrc.build",
+    "systemd": "clawd.sd",
+}
+NEVER = {  # module: where it is forbidden
+    "multiprocessing.shared_memory": "clawd",
+    "pickle": "clawd",
+    "zmq.asyncio": "clawd.server",
+    "clawd.csrc": "clawd",
+}
+LINES_MAX = 500
+ATOMIC = re.compile(r"__atomic_|__sync_|_Atomic\b|stdatomic")
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+SPDX_SUFFIXES = (".py", ".c", ".h", ".toml", ".conf", ".service", ".slice", ".socket")
+
+
+def module_name(path: str) -> str:
+    name = path.removesuffix(".py").replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def row_of(module: str) -> int | None:
+    fitting = [(len(name), number) for number, row in enumerate(ROWS) for name in row if is_within(module, name)]
+    return max(fitting)[1] if fitting else None
+
+
+def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of all that is imported, wherever it stands; `from a import b` is `a.b`."""
+    package = module_name(path).split(".") if path.endswith("__init__.py") else module_name(path).split(".")[:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in ("__import__", "import_module") and isinstance(node.args[0].value, str):
+                yield node.lineno, node.args[0].value
+
+
+def _sources(tree: Tree) -> Iterator[tuple[str, str]]:
+    return ((path, text) for path, text in tree.items() if path.startswith("clawd/") and path.endswith(".py"))
+
+
+def upward_imports(tree: Tree) -> list[str]:
+    """Imports that do not go down the rows."""
+    modules = {module_name(path) for path, _ in _sources(tree)} | {"clawd._core"}
+    packages = {name.rpartition(".")[0] for name in modules}
+    found = []
+    for path, text in _sources(tree):
+        importer = module_name(path)
+        if importer == "clawd" or is_within(importer, "clawd.csrc"):
+            continue
+        row = row_of(importer)
+        if row is None:
+            found.append(f"{path}: has no row in tests/layers.py")
+            continue
+        for line, name in imports(path, text):
+            if not is_within(name, "clawd") or name in ("clawd.__version__", "clawd._core.ffi", "clawd._core.lib"):
+                continue
+            target = name if name in modules else name.rpartition(".")[0]
+            if target in ("clawd", "") or (target in packages and target not in modules):
+                found.append(f"{path}:{line}: imports {name}, which is no module of the tree")
+                continue
+            if is_within(target, "clawd._core") or is_within(target, "clawd.csrc"):
+                continue  # ONLY and NEVER say who may
+            below = row_of(target)
+            if below is None or below > row or (below == row and importer not in WIRING):
+                found.append(f"{path}:{line}: imports {target}, which is not below it")
+    return found
+
+
+def foreign_imports(tree: Tree) -> list[str]:
+    """Imports of what only one module, or none, may import."""
+    found = []
+    for path, text in _sources(tree):
+        importer = module_name(path)
+        for line, name in imports(path, text):
+            for guarded, owner in ONLY.items():
+                if is_within(name, guarded) and importer != owner:
+                    found.append(f"{path}:{line}: only {owner} imports {guarded}")
+            for forbidden, where in NEVER.items():
+                if is_within(name, forbidden) and is_within(importer, where):
+                    found.append(f"{path}:{line}: nothing in {where} imports {forbidden}")
+            top = name.partition(".")[0]
+            if importer in BARE and top not in sys.stdlib_module_names and top not in ("clawd", "systemd"):
+                found.append(f"{path}:{line}: imports {top}, which an engine's environment lacks")
+    return found
+
+
+def long_files(tree: Tree) -> list[str]:
+    return [
+        f"{path}: {lines} lines, {LINES_MAX} at most"
+        for path, text in tree.items()
+        if path.endswith((".py", ".c", ".h")) and (lines := text.count("\n")) > LINES_MAX
+    ]
+
+
+def unlicensed_files(tree: Tree) -> list[str]:
+    """Sources and scripts without the SPDX line on top (below `#!`)."""
+    found = []
+    for path, text in tree.items():
+        script = text.startswith("#!")
+        top = text.split("\n")[1 if script else 0 :][:1]
+        if (script or path.endswith(SPDX_SUFFIXES)) and not (top and SPDX in top[0]):
+            found.append(f"{path}: lacks the SPDX line")
+    return found
+
+
+def stray_atomics(tree: Tree) -> list[str]:
+    """Atomics in C outside of barrier.h."""
+    return [
+        f"{path}:{number}: an atomic outside of barrier.h"
+        for path, text in tree.items()
+        if path.endswith((".c", ".h")) and path != "clawd/csrc/barrier.h" and not path.startswith(("ebpf/", "tests/"))
+        for number, line in enumerate(text.split("\n"), 1)
+        if ATOMIC.search(line)
+    ]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Config: every row has a good default, keeps its bounds, and complains in one line that names the value."""
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from clawd import units
+from clawd.config import SETTINGS, SIZE, TIME, Config, configure, parse_arguments
+from clawd.errors import ConfigError
+
+pytestmark = pytest.mark.plain
+
+
+def test_without_flags_every_setting_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLAWD_RUNTIME_DIR", raising=False)
+    assert parse_arguments([]) == Config()
+    assert Config() == Config(
+        runtime_dir=Path("/run/clawd"),
+        buffer_size=128 << 10,
+        spool_bytes=64 << 20,
+        stream_bytes=4 << 20,
+        keep=60 * 10**9,
+        max_streams=16384,
+        max_producers=64,
+        max_clients=1024,
+        max_attachments=65536,
+    )
+
+
+def test_the_runtime_directory_comes_from_the_flag_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAWD_RUNTIME_DIR", "/somewhere")
+    assert parse_arguments([]).runtime_dir == Path("/somewhere")
+    assert parse_arguments(["--runtime-dir", "/else"]).runtime_dir == Path("/else")
+    monkeypatch.setenv("CLAWD_RUNTIME_DIR", "")
+    assert Config().runtime_dir == Path("/run/clawd")
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Config().keep = 1  # type: ignore[misc]
+
+
+def test_every_field_is_one_row_with_help_and_a_flag() -> None:
+    assert [row.key for row in SETTINGS] == [column.name for column in fields(Config)]
+    assert [row.key for row in SETTINGS if not row.help or row.flag != f"--{row.key.replace('_', '-')}"] == []
+    assert {row.section for row in SETTINGS} == {"daemon", "stream"}
+
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.key)
+def test_a_default_reads_back_as_itself(row) -> None:
+    text = row.kind.format(row.default_value())
+    assert row.parse(text, row.flag) == row.parse(row.default_text, row.flag) == getattr(Config(), row.key)
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if row.low], ids=lambda row: row.key)
+def test_a_bound_is_allowed_and_one_less_is_not(row) -> None:
+    low = row.kind.parse(row.low)
+    row.check(low, row.flag)
+    with pytest.raises(ConfigError, match=row.low):
+        row.check(low - 1, row.flag)
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if row.high], ids=lambda row: row.key)
+def test_an_upper_bound_is_allowed_and_one_more_is_not(row) -> None:
+    high = row.kind.parse(row.high)
+    row.check(high, row.flag)
+    with pytest.raises(ConfigError, match=row.high):
+        row.check(high + 1, row.flag)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--buffer-size", "100k"], '--buffer-size: "100k" is not allowed; it must be a power of two, 4k to 64M'),
+        (["--buffer-size", "2k"], '--buffer-size: "2k" is not allowed; it must be a power of two, 4k to 64M'),
+        (["--spool-bytes=5000000"], '--spool-bytes: "5000000" is not allowed; it must be 1M to 1T, a multiple of 4k'),
+        (["--stream-bytes", "8k"], '--stream-bytes: "8k" is not allowed; it must be 16k to 1T'),
+        (["--keep", "10"], '--keep: "10" is not a duration; write digits, then ns, us, ms, s, min or h, as in 50ms'),
+        (["--max-clients", "0"], '--max-clients: "0" is not allowed; it must be 1 to 65536'),
+        (["--runtime-dir", ""], '--runtime-dir: "" is not a path; write the path of a directory'),
+        (["--buffer", "4k"], "unrecognized arguments: --buffer 4k"),
+        (["now"], "unrecognized arguments: now"),
+        (["--keep"], "argument --keep: expected one argument"),
+        (
+            ["--spool-bytes", "1M"],
+            'stream_bytes: "4M" is more than all streams have; it must be at most spool_bytes, 1M',
+        ),
+    ],
+)
+def test_a_bad_flag_gets_one_line_that_names_it_and_what_is_allowed(arguments: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_arguments(arguments)
+    assert str(caught.value) == complaint
+
+
+def test_a_config_made_in_code_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match='buffer_size: "3000" is not allowed'):
+        Config(buffer_size=3000)
+
+
+def test_a_complaint_names_where_the_value_was_written() -> None:
+    assert configure({"keep": ("2h", "clawd.conf:4")}).keep == 2 * 3600 * 10**9
+    with pytest.raises(ConfigError, match=r"^clawd.conf:4: "):
+        configure({"keep": ("soon", "clawd.conf:4")})
+
+
+def test_help_fits_eighty_columns_and_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    words = " ".join(shown.split())
+    assert [row.key for row in SETTINGS if f"{row.flag} {row.kind.name} {row.help}" not in words] == []
+    assert "(default 128k; a power of two, 4k to 64M)" in words
+
+
+def test_sizes_and_times_are_shown_in_the_units_people_write() -> None:
+    assert SIZE.format(131072) == units.format_bytes(131072) == "128k"
+    assert TIME.format(50_000_000) == "50ms"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readiness: a real socket in systemd's place gets each message; where there is none, nothing happens."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clawd import sd
+
+pytestmark = pytest.mark.plain
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(tmp_path / "notify"))
+        server.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield server
+
+
+def test_each_call_is_one_message(systemd: socket.socket) -> None:
+    calls = [sd.ready("2 producers"), sd.status("a\nREADY=0"), sd.watchdog(), sd.stopping()]
+    assert calls == [None] * 4
+    got = [systemd.recv(4096).rstrip(b"\n") for _ in calls]
+    assert got == [b"READY=1\nSTATUS=2 producers", b"STATUS=a READY=0", b"WATCHDOG=1", b"STOPPING=1"]
+
+
+def test_without_systemd_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    monkeypatch.setitem(sys.modules, "systemd", None)
+    assert sd.ready() is None
+
+
+def test_a_missing_library_is_a_named_reason(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "systemd", None)
+    assert sd.ready() == "notify: no systemd-python, install Debian's python3-systemd"
+
+
+def test_a_dead_socket_is_a_named_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    assert sd.ready() == "notify: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "pid", "interval_ns"),
+    [
+        ("3000000", None, 1_500_000_000),
+        ("3000000", str(os.getpid()), 1_500_000_000),
+        ("3000000", "1", None),
+        ("soon", None, None),
+        ("0", None, None),
+        (None, None, None),
+    ],
+)
+def test_the_watchdog_is_fed_at_half_its_time_and_only_by_the_watched_process(
+    timeout_us: str | None, pid: str | None, interval_ns: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WATCHDOG_USEC", timeout_us), ("WATCHDOG_PID", pid)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert sd.watchdog_interval_ns() == interval_ns
