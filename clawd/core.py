@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from clawd._core import ffi, lib  # type: ignore[import-not-found]
+from clawd._core import ffi as ffi  # type: ignore[import-not-found]
+from clawd._core import lib as lib
 from clawd.errors import CoreError
 
 OPAQUE = {"claw_core", "claw_producer"}
@@ -85,7 +86,7 @@ class Core:
         check(lib.claw_core_unwatch(self._core, fd), "stop watching a descriptor")
 
     def wait(self, timeout_ns: int) -> list[int]:
-        """Sleep until there is something to do, at most `timeout_ns` (-1: for ever). The tags of readable descriptors."""
+        """Sleep until there is something to do, at most `timeout_ns`. Returns the tags of readable descriptors."""
         count = lib.claw_wait(self._core, timeout_ns, self._tags, len(self._tags))
         if count == -errno.EINTR:
             return []

@@ -206,3 +206,8 @@ def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
         elif not row.metadata["check"](values[name]):
             raise ProtocolError(f'"{op}" has a bad value for "{name}"')
     return kind(**values)
+
+
+def pack(values: dict[str, Any]) -> bytes:
+    """An answer to `clawctl` as one JSON object."""
+    return json.dumps(values, separators=(",", ":")).encode()

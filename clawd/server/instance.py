@@ -34,7 +34,8 @@ class Instance:
             raise HostError(f'runtime directory "{self.runtime_dir}" is too long', f"use one of at most {spare} bytes")
         try:
             self.runtime_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._lock = os.open(self.runtime_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(self.runtime_dir / "lock", flags, 0o640)
         except OSError as error:
             raise HostError(f'cannot use runtime directory "{self.runtime_dir}": {error.strerror}') from error
         try:

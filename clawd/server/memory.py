@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -36,10 +37,8 @@ class Object:
 
     def unlink(self) -> None:
         """Take the name away; mappings stay. A name that is gone already is fine."""
-        try:
+        with contextlib.suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(self.name)
-        except posix_ipc.ExistentialError:
-            pass
 
 
 def prefix(instance: str) -> str:

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wires the daemon together and turns it: wait, turn, send, receive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clawd import log, protocol, sd
+from clawd.config import Config
+from clawd.core import Core, Limits, lib
+from clawd.errors import HostError
+from clawd.server import memory, stats
+from clawd.server.instance import Instance
+from clawd.server.registry import Registry
+from clawd.server.relay import Relay
+from clawd.units import format_bytes
+
+SPOOL_OBJECT_BYTES = 256 << 20
+"""A larger spool is cut into objects of this size."""
+SPOOL_SHARE = 4
+"""The spool may take one part in so many of the shared memory that is free."""
+STOP_NS = 1_000_000_000
+"""How long the last pass over the rings may take."""
+LONGEST_SLEEP_NS = 60_000_000_000
+
+REFUSED = {
+    lib.CLAW_STOPPED_EXISTS: "exists",
+    lib.CLAW_STOPPED_LIMIT: "limit",
+    lib.CLAW_STOPPED_NO_SPACE: "no_space",
+}
+
+
+def serve(config: Config) -> int:
+    """Run the daemon until SIGTERM or SIGINT. Raises ClawdError when it cannot start."""
+    with Instance(config.runtime_dir) as instance:
+        memory.sweep(instance.id)
+        core = Core(
+            Limits(
+                spool_bytes=config.spool_bytes,
+                stream_bytes=config.stream_bytes,
+                keep_ns=config.keep,
+                max_streams=config.max_streams,
+                max_rings=config.max_producers,
+                max_connections=config.max_clients,
+                max_attachments=config.max_attachments,
+            )
+        )
+        try:
+            make_spool(core, instance.id, config.spool_bytes)
+            Loop(core, config, instance).run()
+        finally:
+            core.close()
+    return 0
+
+
+def make_spool(core: Core, instance: str, size: int) -> None:
+    """Allocate the spool up front. Raises HostError when the host has not four times as much."""
+    free = memory.room()
+    if size > free // SPOOL_SHARE:
+        raise HostError(
+            f"a spool of {format_bytes(size)} is more than a quarter of the shared memory that is free,"
+            f" {format_bytes(free)}",
+            f"lower spool_bytes or make {memory.SHM} larger",
+        )
+    while size:
+        part = memory.create(instance, min(size, SPOOL_OBJECT_BYTES))
+        core.map_spool(part.fd, part.size)
+        part.close()
+        size -= part.size
+
+
+class Loop:
+    """The one thread of the daemon."""
+
+    def __init__(self, core: Core, config: Config, instance: Instance) -> None:
+        self._core = core
+        self._instance = instance
+        self._started_ns = time.monotonic_ns()
+        self._stopping = False
+        self._received = False
+        epoch = secrets.randbits(63) | 1
+        self._registry = Registry(core, config, instance.id, epoch, self._answer)
+        self._relay = Relay(core, self._registry.sessions)
+
+    def run(self) -> None:
+        """Serve until a signal says stop."""
+        with self._signals():
+            self._relay.listen(self._instance.relay_path)
+            self._registry.listen(self._instance.control_path)
+            self._registry.watch(self._relay.fd, lambda: None)
+            log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
+            reason = sd.ready()
+            if reason:
+                log.warning("systemd not told, going on without", reason=reason)
+            while not self._stopping:
+                self._once(LONGEST_SLEEP_NS)
+            self._stop()
+
+    def _once(self, longest_ns: int) -> bool:
+        """One pass. True: it left something to do at once."""
+        core, registry, relay = self._core, self._registry, self._relay
+        for tag in core.wait(0 if self._received else relay.timeout_ns(longest_ns)):
+            registry.dispatch(tag)
+        more = core.turn()
+        relay.send_frames()
+        self._log_events()
+        registry.settle_rings()
+        relay.tick(registry.ended_sessions)
+        # Last before sleeping: a send may have swallowed the wake-up for what came in meanwhile
+        self._received = relay.receive()
+        return more or self._received
+
+    def _log_events(self) -> None:
+        for kind, stream, _ring, detail in self._core.events():
+            name = self._core.stream_name(stream)
+            if kind == lib.CLAW_EVENT_REFUSED:
+                log.warning("stream refused", stream=name or None, code=REFUSED.get(detail, detail))
+            elif kind == lib.CLAW_EVENT_OPENED:
+                log.event("stream opened", logging.DEBUG, stream=name)
+            else:
+                log.event("stream ended", logging.DEBUG, stream=name)
+
+    def _answer(self, request: protocol.Message) -> dict[str, Any]:
+        if isinstance(request, protocol.Streams):
+            return stats.streams(self._core, request.start)
+        return stats.status(
+            self._core,
+            instance=self._instance.id,
+            started_ns=self._started_ns,
+            producers=len(self._registry.rings),
+            clients=len(self._registry.sessions),
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn SIGTERM and SIGINT into a flag and a readable descriptor, so that none falls before a sleep."""
+
+        def stop(_signal: int, _frame: object) -> None:
+            self._stopping = True
+
+        wake, woken = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        earlier_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._registry.watch(woken.fileno(), lambda: drain_signals(woken))
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(earlier_fd)
+            wake.close()
+            woken.close()
+
+    def _stop(self) -> None:
+        """Accept nothing new, one last pass over every ring, leave rings and spool."""
+        sd.stopping()
+        self._registry.close()
+        deadline_ns = time.monotonic_ns() + STOP_NS
+        while self._once(0) and time.monotonic_ns() < deadline_ns:
+            pass
+        self._relay.close()
+        log.event("stopped")
+
+
+def drain_signals(woken: socket.socket) -> None:
+    """Empty the descriptor that signals make readable."""
+    woken.recv(64)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control socket: producers come and go with their rings, clients get their sessions, `clawctl` gets answers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clawd import log, protocol
+from clawd.config import Config
+from clawd.core import Core
+from clawd.errors import ClawdError, HostError, ProtocolError
+from clawd.server.ring import Ring, answer, is_hello, make_ring, read_hello, refuse
+
+PACKET_MAX = max(protocol.MESSAGE_MAX, 4096) + 1
+BACKLOG = 128
+ACCEPT_MAX = 64
+"""Connections accepted a turn: a flood of them must not hold up the relay."""
+PACKETS_MAX = 16
+"""Packets read of one connection a turn."""
+
+# SO_PEERPIDFD, Linux 6.5 (commit 7b26952a91cf, "net: core: add getsockopt SO_PEERPIDFD"); Python does not name it
+SO_PEERPIDFD = 77
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection on the control socket. Who it is comes from the kernel; what it says of itself is a label."""
+
+    socket: socket.socket
+    pid: int
+    uid: int
+    role: str = ""
+    label: str = ""
+    session: str = ""
+    ring: Ring | None = None
+    pidfd: int = -1
+    tags: list[int] = field(default_factory=list)
+
+
+class Registry:
+    """Owns the control socket and every ring. `sessions` is what the relay believes."""
+
+    def __init__(
+        self, core: Core, config: Config, instance: str, epoch: int, reply: Callable[[protocol.Message], dict[str, Any]]
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._instance = instance
+        self._epoch = epoch
+        self._reply = reply
+        self._next_tag = 1
+        self._ready: dict[int, Callable[[], None]] = {}
+        self._peers: set[Peer] = set()
+        self._quarantined = 0
+        self._listener: socket.socket | None = None
+        self.sessions: dict[str, Peer] = {}
+        self.ended_sessions: list[str] = []
+        """Sessions whose client is gone; the relay takes them from here."""
+        self.rings: dict[int, Peer] = {}
+        """Producers by the index of their ring, those that left included until their ring is drained."""
+
+    # --- descriptors ---
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> int:
+        """Have `ready` called when `fd` is readable. Returns the tag to unwatch it by."""
+        tag, self._next_tag = self._next_tag, self._next_tag % 0xFFFF_FFFF + 1
+        self._core.watch(fd, tag)
+        self._ready[tag] = ready
+        return tag
+
+    def dispatch(self, tag: int) -> None:
+        """A descriptor is readable. One that went earlier in the same turn is passed over."""
+        ready = self._ready.get(tag)
+        if ready:
+            ready()
+
+    def listen(self, path: Path) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            path.unlink(missing_ok=True)  # the lock is ours: what is there was left behind
+            listener.bind(os.fspath(path))
+            path.chmod(0o660)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise HostError(f'cannot listen on "{path}": {error.strerror}') from error
+        self._listener = listener
+        self.watch(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept nothing new and let go of every peer; rings stay as they are."""
+        if self._listener:
+            self._core.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        for peer in list(self._peers):
+            self._forget(peer)
+
+    # --- connections ---
+
+    def _accept(self) -> None:
+        assert self._listener
+        for _ in range(ACCEPT_MAX):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("connection not accepted", error=error.strerror)
+                return
+            connection.setblocking(False)
+            pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            peer = Peer(connection, pid, uid)
+            if len(self._peers) >= self._config.max_clients + self._config.max_producers:
+                self._send(peer, protocol.Failure(code="limit", text="too many connections; try again later"))
+                connection.close()
+                continue
+            peer.tags.append(self.watch(connection.fileno(), lambda peer=peer: self._read(peer)))  # type: ignore[misc]
+            self._peers.add(peer)
+
+    def _read(self, peer: Peer) -> None:
+        for _ in range(PACKETS_MAX):
+            try:
+                packet = peer.socket.recv(PACKET_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._gone(peer)
+                return
+            try:
+                self._take(peer, packet)
+            except ProtocolError as error:
+                log.warning("peer broke a rule", pid=peer.pid, uid=peer.uid, error=error)
+                self._send(peer, protocol.Failure(code="bad_request", text=str(error)))
+                self._gone(peer)
+                return
+
+    def _take(self, peer: Peer, packet: bytes) -> None:
+        if is_hello(packet):
+            if peer.role:
+                raise ProtocolError("said hello twice")
+            peer.role = "producer"
+            self._attach_producer(peer, packet)
+            return
+        if peer.role == "producer":
+            raise ProtocolError("a producer sends nothing after hello")
+        message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
+        if not isinstance(message, protocol.Hello):
+            self._send_json(peer, self._reply(message))
+            return
+        if peer.role:
+            raise ProtocolError("said hello twice")
+        if message.version != protocol.VERSION:
+            raise ProtocolError(f"version {message.version} is not spoken here, {protocol.VERSION} is")
+        peer.role, peer.label = message.role, message.client
+        peer.session = secrets.token_hex(16)
+        self.sessions[peer.session] = peer
+        log.event("client connected", role=peer.role, client=peer.label, pid=peer.pid, uid=peer.uid)
+        self._send(peer, protocol.Welcome(protocol.VERSION, peer.session, self._instance))
+
+    def _send(self, peer: Peer, message: protocol.Message) -> None:
+        self._send_packet(peer, protocol.encode(message))
+
+    def _send_json(self, peer: Peer, answer: dict[str, Any]) -> None:
+        self._send_packet(peer, protocol.pack(answer))
+
+    def _send_packet(self, peer: Peer, packet: bytes) -> None:
+        try:
+            peer.socket.send(packet, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            # It does not read its answers, or it is gone: its end of file comes next
+            log.warning("answer not sent", pid=peer.pid, error=error.strerror)
+            peer.socket.close() if peer not in self._peers else peer.socket.shutdown(socket.SHUT_RDWR)
+
+    # --- producers ---
+
+    def _attach_producer(self, peer: Peer, packet: bytes) -> None:
+        try:
+            hello = read_hello(packet)
+            peer.label = hello.name
+            if len(self.rings) >= self._config.max_producers:
+                raise refuse("limit", f"{self._config.max_producers} producers are attached already")
+            peer.pidfd = peer_pidfd(peer.socket, peer.pid)
+            ring = make_ring(self._core, self._instance, self._epoch, hello.ring_bytes or self._config.buffer_size)
+        except ClawdError as error:
+            log.warning("producer refused", name=peer.label, pid=peer.pid, uid=peer.uid, error=error)
+            self._send_packet(peer, answer(error))
+            self._gone(peer)
+            return
+        peer.ring = ring
+        self.rings[ring.index] = peer
+        peer.tags.append(self.watch(peer.pidfd, lambda: self._gone(peer)))
+        try:
+            ring.hand_over(peer.socket)
+        except OSError:
+            self._gone(peer)
+            return
+        log.event("producer attached", name=peer.label, pid=peer.pid, uid=peer.uid, ring_bytes=ring.ring_bytes)
+
+    def settle_rings(self) -> None:
+        """After a turn: let go of rings that are drained or quarantined."""
+        if not self.rings or (self._core.totals.quarantined == self._quarantined and not self._any_left()):
+            return
+        self._quarantined = self._core.totals.quarantined
+        for index, peer in list(self.rings.items()):
+            assert peer.ring
+            state = peer.ring.settled(self._core)
+            if not state:
+                continue
+            log.event("producer detached", name=peer.label, pid=peer.pid, reason=state)
+            del self.rings[index]
+            peer.ring.drop(self._core)
+            peer.ring = None
+            self._gone(peer)
+
+    def _any_left(self) -> bool:
+        return any(peer not in self._peers for peer in self.rings.values())
+
+    # --- ends ---
+
+    def _gone(self, peer: Peer) -> None:
+        """The peer's end of file, or its process's end: whichever comes first."""
+        if peer not in self._peers:
+            return
+        self._forget(peer)
+        if peer.ring:
+            self._core.leave_ring(peer.ring.index)
+        if peer.session:
+            log.event("client gone", role=peer.role, client=peer.label, pid=peer.pid)
+            del self.sessions[peer.session]
+            self.ended_sessions.append(peer.session)
+
+    def _forget(self, peer: Peer) -> None:
+        self._peers.discard(peer)
+        for tag, fd in zip(peer.tags, (peer.socket.fileno(), peer.pidfd), strict=False):
+            del self._ready[tag]
+            self._core.unwatch(fd)
+        peer.socket.close()
+        if peer.pidfd >= 0:
+            os.close(peer.pidfd)
+            peer.pidfd = -1
+
+
+def peer_pidfd(connection: socket.socket, pid: int) -> int:
+    """A descriptor of the peer's process. A number alone may be another process by now."""
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        pass  # before Linux 6.5
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise refuse("denied", f"process {pid} cannot be seen from here: {error.strerror}") from error
