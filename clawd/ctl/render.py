@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How values look to people: tables of at most the terminal's width, durations and sizes in units."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+ABSENT = "-"
+
+
+def width() -> int:
+    """Columns to use: the terminal's, 80 where there is none."""
+    return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def duration(value_ns: int | None) -> str:
+    """Three digits and a unit, as in 850us, 12.3ms, 4.20s, 3h05m."""
+    if value_ns is None:
+        return ABSENT
+    for unit, size in (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s", 10**9)):
+        value = value_ns / size
+        if value < 999.5 or (unit == "s" and value < 60):
+            return f"{value:.0f}{unit}" if unit == "ns" or value >= 100 else f"{value:.3g}{unit}"
+    minutes = value_ns // (60 * 10**9)
+    if minutes < 60:
+        return f"{minutes}m{value_ns // 10**9 % 60:02}s"
+    return f"{minutes // 60}h{minutes % 60:02}m"
+
+
+def size(value: int | None) -> str:
+    """Bytes with a binary unit, as in 640, 12.5k, 64M."""
+    if value is None:
+        return ABSENT
+    scaled = float(value)
+    for unit in ("", "k", "M", "G"):
+        if scaled < 1024 or unit == "G":
+            return f"{value}" if not unit else f"{scaled:.3g}{unit}"
+        scaled /= 1024
+    raise AssertionError
+
+
+def cell(value: object) -> str:
+    """A value as it stands in a table. What a peer named must not reach the terminal as an escape."""
+    text = ABSENT if value is None else str(value)
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> str:
+    """Columns under an upper-case header, numbers to the right; the first column is cut when the line is too long."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, name in enumerate(header):
+        numbers = bool(rows) and all(row[index] is None or _is_number(row[index]) for row in rows)
+        made.add_column(
+            name.upper(),
+            justify="right" if numbers else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if index == 0 else max(len(cell(value)) for value in (name, *(row[index] for row in rows))),
+        )
+    for row in rows:
+        made.add_row(*(Text(cell(value)) for value in row))
+    console = Console(width=columns or width(), color_system=None, highlight=False, markup=False)
+    with console.capture() as captured:
+        console.print(made)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and value[:1].isdigit())
