@@ -6,7 +6,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -52,19 +53,19 @@ def cell(value: object) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> str:
     """Columns under an upper-case header, numbers to the right; the first column is cut when the line is too long."""
+    widths = [
+        max(cell_len(cell(value)) for value in (name, *column)) for name, *column in zip(header, *rows, strict=True)
+    ]
+    spare = (columns or width()) - sum(widths[1:]) - 2 * (len(header) - 1)
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(header):
         numbers = bool(rows) and all(row[index] is None or _is_number(row[index]) for row in rows)
-        made.add_column(
-            name.upper(),
-            justify="right" if numbers else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if index == 0 else max(len(cell(value)) for value in (name, *(row[index] for row in rows))),
-        )
+        justify: JustifyMethod = "right" if numbers else "left"
+        room = widths[index] if index else max(8, min(widths[0], spare))
+        made.add_column(name.upper(), justify=justify, no_wrap=True, overflow="ellipsis", width=room)
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
-    console = Console(width=columns or width(), color_system=None, highlight=False, markup=False)
+    console = Console(width=max(sum(widths) + 2 * len(widths), 8), color_system=None, highlight=False, markup=False)
     with console.capture() as captured:
         console.print(made)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
