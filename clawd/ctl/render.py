@@ -61,7 +61,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int 
     for index, name in enumerate(header):
         numbers = bool(rows) and all(row[index] is None or _is_number(row[index]) for row in rows)
         justify: JustifyMethod = "right" if numbers else "left"
-        room = widths[index] if index else max(8, min(widths[0], spare))
+        room = widths[index] if index else min(widths[0], max(8, spare))
         made.add_column(name.upper(), justify=justify, no_wrap=True, overflow="ellipsis", width=room)
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
