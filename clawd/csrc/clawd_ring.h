@@ -2,7 +2,7 @@
 /*
  * clawd_ring.h: write tokens to clawd from an inference engine. Needs libc only; C11 and C++17; Linux.
  *
- *	static struct claw_producer producer;	// 42 KB: static or from the heap
+ *	static struct claw_producer producer;			(42 KB: static or from the heap)
  *	struct claw_attached answer;
  *	struct claw_stream stream;
  *	int r = claw_attach(&producer, "/run/clawd", "llama-0", 0, &answer);
@@ -14,7 +14,7 @@
  *	while (r >= 0 && next_token(&text, &len)) {
  *		while ((r = claw_write(&producer, stream, text, len, 0, 1)) == -EAGAIN)
  *			claw_wait_room(&producer, claw_text_bytes(&producer, text, len), 1000000000);
- *	}						// -ECANCELED: a reader cancelled
+ *	}							(-ECANCELED: a reader cancelled)
  *	claw_close_stream(&producer, stream, "stop", 4);
  *	claw_detach(&producer);
  *
