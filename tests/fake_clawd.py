@@ -6,6 +6,7 @@ plain Python, checking every rule of ring.cdef.h on the way. Shares only the str
 from __future__ import annotations
 
 import array
+import fcntl
 import mmap
 import os
 import secrets
@@ -147,6 +148,20 @@ class Ring:
         handle, row = next((handle, row) for handle, row in self.live.items() if row.name == name)
         self.words.stopped[handle] = row.open_seq << 8 | reason
 
+    def is_held(self) -> bool:
+        """Somebody still has the lock that clawd took on what it handed over."""
+        other = self.reopen(os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(other)
+        return False
+
+    def reopen(self, flags: int) -> int:
+        return os.open(f"/proc/self/fd/{self.data_fd}", flags | os.O_CLOEXEC)
+
     def wakes(self) -> int:
         """How often the producer signalled since the last look."""
         try:
@@ -169,6 +184,7 @@ class FakeClawd:
         self.hellos: list[tuple[str, int]] = []
         self.tamper = lambda answer, fds: (answer, fds)
         self.default_bytes = 131072
+        self.attached = threading.Event()  # the first ring exists
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(directory / "control.sock"))
         self._listener.listen()
@@ -189,15 +205,19 @@ class FakeClawd:
             assert (hello.magic, hello.layout, hello.size) == (lib.CLAW_MAGIC, lib.CLAW_LAYOUT, len(packet))
             self.hellos.append((ffi.string(hello.name).decode(), int(hello.ring_bytes)))
             self.rings.append(ring)
+            self.attached.set()
             self.connections.append(connection)
             read_only = os.open(f"/proc/self/fd/{ring.ctl_fd}", os.O_RDONLY | os.O_CLOEXEC)
-            answer, fds = self.tamper(ring.answer(), [ring.data_fd, read_only, ring.event_fd])
+            locked = ring.reopen(os.O_RDWR)
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            answer, fds = self.tamper(ring.answer(), [locked, read_only, ring.event_fd])
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             if answer:
                 connection.sendmsg([answer], ancillary)
             else:
                 connection.close()
             os.close(read_only)
+            os.close(locked)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

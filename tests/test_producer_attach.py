@@ -161,6 +161,8 @@ def test_a_stream_of_another_producer_is_refused_although_handle_and_number_agre
         assert len(fake.rings[0].drain()) == 1
 
 
+# the fake's thread is of no matter to a child that only calls the SDK
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_refused_and_leaves_its_parent_alone(small) -> None:
     producer, ring = small
     stream = producer.open("a")
@@ -262,6 +264,38 @@ producer.close()
 print(json.dumps([open_ones, maps, new(before), open("/proc/self/maps").read().count("clawd-test")]))
 """
     assert json.loads(run(program, fake.directory)) == [["eventfd", "socket"], 3, [], 0]
+
+
+def test_the_mapping_holds_the_lock_until_death_and_a_forked_child_does_not(fake: FakeClawd) -> None:
+    program = """
+import os, sys
+from clawd import Producer
+producer = Producer("x", sys.argv[1])
+if os.fork() == 0:
+    sys.stdin.read()  # until the test lets go, long after the parent's death
+    os._exit(0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(clawd.__file__).parent.parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, fake.directory],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert fake.rings[0].is_held()
+        process.kill()
+        process.wait()
+        assert not fake.rings[0].is_held()
+
+
+def test_closing_gives_the_lock_back(fake: FakeClawd) -> None:
+    with Producer("x", fake.directory):
+        assert fake.rings[0].is_held()
+    assert not fake.rings[0].is_held()
 
 
 def test_without_a_daemon_the_error_names_the_path_and_asks_the_question(tmp_path: Path, monkeypatch) -> None:

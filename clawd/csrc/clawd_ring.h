@@ -2,21 +2,21 @@
 /*
  * clawd_ring.h: write tokens to clawd from an inference engine. Needs libc only; C11 and C++17; Linux.
  *
- *	static struct claw_producer producer;			(42 KB: static or from the heap)
+ *	static struct claw_producer producer;
  *	struct claw_attached answer;
- *	struct claw_stream stream;
+ *	static struct claw_stream stream;
  *	int r = claw_attach(&producer, "/run/clawd", "llama-0", 0, &answer);
- *	if (r == -EACCES && answer.status)
- *		errx(1, "clawd refuses: %s", answer.text);
  *	if (r < 0)
- *		errx(1, "cannot attach: %s", strerror(-r));
+ *		errx(1, "cannot attach: %s", answer.status ? answer.text : strerror(-r));
  *	r = claw_open_stream(&producer, "chatcmpl-1", 10, NULL, 0, 0, &stream);
  *	while (r >= 0 && next_token(&text, &len)) {
  *		while ((r = claw_write(&producer, stream, text, len, 0, 1)) == -EAGAIN)
  *			claw_wait_room(&producer, claw_text_bytes(&producer, text, len), 1000000000);
- *	}							(-ECANCELED: a reader cancelled)
- *	claw_close_stream(&producer, stream, "stop", 4);
+ *	}
+ *	claw_close_stream(&producer, stream, r < 0 ? "error:write" : "stop", r < 0 ? 11 : 4);
  *	claw_detach(&producer);
+ *
+ * A claw_producer is 42 KB: static or from the heap, not on the stack. -ECANCELED from claw_write(): a reader cancelled.
  *
  * Results: 0 or a count; -errno on failure, and then nothing was written. No call blocks but claw_attach() and
  * claw_wait_room(); no call allocates, prints or exits. Common to all:
