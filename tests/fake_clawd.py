@@ -185,6 +185,7 @@ class FakeClawd:
         self.tamper = lambda answer, fds: (answer, fds)
         self.default_bytes = 131072
         self.attached = threading.Event()  # the first ring exists
+        self.let_go = threading.Event()  # and our own copy of its descriptors is closed
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(directory / "control.sock"))
         self._listener.listen()
@@ -218,6 +219,7 @@ class FakeClawd:
                 connection.close()
             os.close(read_only)
             os.close(locked)
+            self.let_go.set()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

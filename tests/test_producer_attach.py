@@ -286,6 +286,7 @@ sys.stdin.read()
         text=True,
     ) as process:
         assert process.stdout.readline() == "ready\n"
+        assert fake.let_go.wait(20)
         assert fake.rings[0].is_held()
         process.kill()
         process.wait()
@@ -294,6 +295,7 @@ sys.stdin.read()
 
 def test_closing_gives_the_lock_back(fake: FakeClawd) -> None:
     with Producer("x", fake.directory):
+        assert fake.let_go.wait(20)
         assert fake.rings[0].is_held()
     assert not fake.rings[0].is_held()
 
