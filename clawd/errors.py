@@ -55,7 +55,17 @@ class AttachRefused(ProducerError):
 
 
 class RingFull(ProducerError):
-    """The ring has no room; nothing of this call was written."""
+    """The ring has no room. `written` counts what went in before: 0, unless a call longer than the whole ring had to go
+    in parts; then it is bytes for `write`, items for `write_many`.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, written: int = 0) -> None:
+        super().__init__(message, hint)
+        self.written = written
+
+
+class ForkedError(ProducerError):
+    """The producer belongs to the process this one was forked from; attach one of its own."""
 
 
 class RingLost(ProducerError):

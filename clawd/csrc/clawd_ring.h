@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * clawd_ring.h: write tokens to clawd from an inference engine. Needs libc only; C11 and C++17; Linux.
+ *
+ *	static struct claw_producer producer;
+ *	struct claw_attached answer;
+ *	static struct claw_stream stream;
+ *	int r = claw_attach(&producer, "/run/clawd", "llama-0", 0, &answer);
+ *	if (r < 0)
+ *		errx(1, "cannot attach: %s", answer.status ? answer.text : strerror(-r));
+ *	r = claw_open_stream(&producer, "chatcmpl-1", 10, NULL, 0, 0, &stream);
+ *	while (r >= 0 && next_token(&text, &len)) {
+ *		while ((r = claw_write(&producer, stream, text, len, 0, 1)) == -EAGAIN)
+ *			claw_wait_room(&producer, claw_text_bytes(&producer, text, len), 1000000000);
+ *	}
+ *	claw_close_stream(&producer, stream, r < 0 ? "error:write" : "stop", r < 0 ? 11 : 4);
+ *	claw_detach(&producer);
+ *
+ * A claw_producer is 42 KB: static or from the heap, not on the stack. -ECANCELED from claw_write(): a reader cancelled.
+ *
+ * Results: 0 or a count; -errno on failure, and then nothing was written. No call blocks but claw_attach() and
+ * claw_wait_room(); no call allocates, prints or exits. Common to all:
+ *	-ENOTCONN	not attached, or claw_stop() was called
+ *	-ECHILD		this process is a fork of the one that attached; attach a producer of its own
+ *	-ESHUTDOWN	clawd has let go of the ring (claw_state() says how); detach and attach anew
+ *	-EPROTO		clawd's words make no sense
+ *	-EBADF		the stream is closed, or of another producer
+ *	-EAGAIN		the ring has no room now
+ *	-EMSGSIZE	it would not fit an empty ring (OPEN: one record)
+ *
+ * Threads: one at a time for each claw_producer; the caller locks. Only claw_wait_room(), claw_state(), claw_stopped(),
+ * claw_hints() and claw_stop() may run beside another call; claw_detach() runs alone.
+ *
+ * Fork: the mappings are not inherited, a child's calls return -ECHILD and touch nothing of its parent's. A child that
+ * wants to write attaches with a second, zeroed claw_producer.
+ */
+#ifndef CLAWD_RING_H
+#define CLAWD_RING_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MAP_ANONYMOUS
+#error "compile with -D_GNU_SOURCE, or include clawd_ring.h before any header of libc"
+#endif
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18 /* Linux 4.14; older headers lack it */
+#endif
+
+#include "barrier.h"
+#ifndef CLAW_RING_H /* ring.h of the core has it already */
+#define CLAW_RING_H
+#include "ring.cdef.h"
+#endif
+
+enum {
+	CLAW_ATTACH_SECONDS = 5, /* how long claw_attach() waits for an answer */
+	CLAW_ROOM_LOOK_NS = 100000, /* between two looks at ack_pos: clawd signals no producer */
+	CLAW_HINT_TRIES = 16,
+	CLAW_FDS_MAX = 8, /* descriptors looked at in an answer; it has 3 */
+};
+
+/* the word on the guard page, which the kernel zeroes in a forked child */
+enum {
+	CLAW_GUARD_FORKED = 0,
+	CLAW_GUARD_LIVE = 1,
+	CLAW_GUARD_STOPPED = 2,
+};
+
+/* An open stream: a value to keep and hand back */
+struct claw_stream {
+	uint64_t open_seq; /* ring_seq of its OPEN */
+	uint32_t owner; /* claw_producer.owner */
+	uint32_t handle;
+};
+
+struct claw_hint {
+	uint32_t target_rate; /* tokens per 1,000 s a stream should make; 0 = no wish */
+	uint32_t degrade; /* 0 none … 3 most */
+	uint32_t reason;
+};
+
+/* Private. Zero it before the first claw_attach() */
+struct claw_producer {
+	uint32_t *guard; /* NULL = not attached */
+	const struct claw_ctl *ctl;
+	struct claw_data *data;
+	uint8_t *ring; /* the ring bytes, then the same bytes again */
+	uint64_t ring_bytes;
+	uint64_t head; /* where the next record starts */
+	uint64_t ring_seq; /* of the next record */
+	uint64_t ack_pos; /* as last read */
+	uint64_t signalled; /* the need_wake generation that was signalled last */
+	uint64_t ring_id;
+	uint64_t daemon_epoch;
+	uint32_t record_max;
+	uint32_t owner; /* marks this producer's streams: odd, so that a zeroed stream is nobody's */
+	int event_fd;
+	int control_fd;
+	pid_t pid; /* where the kernel cannot wipe the guard page; else 0 */
+	uint32_t free_count;
+	uint16_t free_handles[CLAW_HANDLE_COUNT]; /* a stack */
+	uint64_t open_seq[CLAW_HANDLE_COUNT]; /* 0 = handle not in use */
+};
+
+static inline uint64_t claw_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline int claw_check(const struct claw_producer *p)
+{
+	uint32_t guard;
+
+	if (!p->guard)
+		return -ENOTCONN;
+	guard = claw_load_relaxed(p->guard);
+	if (guard == CLAW_GUARD_LIVE)
+		return !p->pid || p->pid == getpid() ? 0 : -ECHILD;
+	return guard == CLAW_GUARD_FORKED ? -ECHILD : -ENOTCONN;
+}
+
+static inline int claw_check_open(const struct claw_producer *p)
+{
+	int result = claw_check(p);
+
+	if (result < 0)
+		return result;
+	return claw_load_relaxed(&p->ctl->state) == CLAW_STATE_OPEN ? 0 : -ESHUTDOWN;
+}
+
+static inline int claw_is_open(const struct claw_producer *p, struct claw_stream stream)
+{
+	return stream.owner == p->owner && stream.handle < CLAW_HANDLE_COUNT && stream.open_seq &&
+	       p->open_seq[stream.handle] == stream.open_seq;
+}
+
+static inline int claw_is_stopped(const struct claw_producer *p, struct claw_stream stream)
+{
+	uint64_t stopped = claw_load_relaxed(&p->ctl->stopped[stream.handle]);
+
+	return stopped >> 8 == stream.open_seq ? (int)(stopped & 0xff) : CLAW_STOPPED_NOT;
+}
+
+/* Why clawd or a reader stopped this stream: CLAW_STOPPED_…, 0 = it was not. One load */
+static inline int claw_stopped(const struct claw_producer *p, struct claw_stream stream)
+{
+	int result = claw_check(p);
+
+	if (result < 0)
+		return result;
+	if (stream.owner != p->owner || stream.handle >= CLAW_HANDLE_COUNT || !stream.open_seq)
+		return -EBADF;
+	return claw_is_stopped(p, stream);
+}
+
+/* CLAW_STATE_… */
+static inline int claw_state(const struct claw_producer *p)
+{
+	int result = claw_check(p);
+
+	return result < 0 ? result : (int)claw_load_relaxed(&p->ctl->state);
+}
+
+/* What clawd would like the engine to do. -EAGAIN: it kept changing under our eyes */
+static inline int claw_hints(const struct claw_producer *p, struct claw_hint *ret_hint)
+{
+	const struct claw_ctl *ctl = p->ctl;
+	struct claw_hint hint;
+	int i;
+	int result = claw_check(p);
+
+	for (i = 0; !result && i < CLAW_HINT_TRIES; i++) {
+		/* Pairs with clawd's fence after making hint_seq odd and its release store of the even one. The three are
+		   acquire loads to keep the second look at hint_seq behind them. */
+		uint32_t seq = claw_load_acquire(&ctl->hint_seq);
+
+		hint.target_rate = claw_load_acquire(&ctl->target_rate);
+		hint.degrade = claw_load_acquire(&ctl->degrade);
+		hint.reason = claw_load_acquire(&ctl->hint_reason);
+		if (!(seq & 1) && claw_load_relaxed(&ctl->hint_seq) == seq) {
+			*ret_hint = hint;
+			return 0;
+		}
+	}
+	return result < 0 ? result : -EAGAIN;
+}
+
+/*
+ * Sleep until the ring has room for `bytes`, at most timeout_ns (0 = only look). -EAGAIN: no room in that time. The call
+ * that met the full ring has woken clawd.
+ */
+static inline int claw_wait_room(const struct claw_producer *p, uint64_t bytes, uint64_t timeout_ns)
+{
+	const struct timespec look = { 0, CLAW_ROOM_LOOK_NS };
+	uint64_t start_ns = claw_now_ns();
+
+	for (;;) {
+		uint64_t used;
+		int result = claw_check_open(p);
+
+		if (result < 0)
+			return result;
+		if (bytes > p->ring_bytes)
+			return -EMSGSIZE;
+		/* A look only: the acquire that guards the ring bytes is claw_begin()'s. ack_pos first, or another thread's
+		   commit in between makes `used` negative. */
+		used = claw_load_acquire(&p->ctl->ack_pos);
+		used = claw_load_relaxed(&p->head) - used;
+		if (used <= p->ring_bytes && used + bytes <= p->ring_bytes)
+			return 0;
+		if (claw_now_ns() - start_ns >= timeout_ns)
+			return -EAGAIN;
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &look, NULL); /* cut short by a signal: one more look */
+	}
+}
+
+#include "clawd_write.h"
+#include "clawd_attach.h"
+
+#endif

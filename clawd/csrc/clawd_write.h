@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing records. A part of clawd_ring.h, which includes it; not for use alone. */
+#ifndef CLAWD_WRITE_H
+#define CLAWD_WRITE_H
+
+/* Records being written: nothing is seen before claw_commit() */
+struct claw_batch {
+	uint64_t pos;
+	uint64_t seq;
+	uint64_t now_ns;
+};
+
+/* Bytes a record takes in the ring */
+static inline uint64_t claw_record_bytes(uint64_t len)
+{
+	return sizeof(struct claw_record) + ((len + CLAW_RECORD_ALIGN - 1) & ~(uint64_t)(CLAW_RECORD_ALIGN - 1));
+}
+
+/* How much of a text goes into one piece of at most max (≥ 4) bytes: back to the start of a character cut in two */
+static inline size_t claw_text_cut(const char *text, size_t len, size_t max)
+{
+	const uint8_t *byte = (const uint8_t *)text;
+	size_t back;
+
+	if (len <= max)
+		return len;
+	if ((byte[max] & 0xc0) != 0x80)
+		return max;
+	for (back = 1; back <= 3; back++) {
+		uint8_t lead = byte[max - back];
+
+		if (lead >= 0xc0) {
+			size_t whole = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+
+			return back < whole ? max - back : max;
+		}
+		if (lead < 0x80)
+			return max;
+	}
+	return max;
+}
+
+/* Bytes a text takes in the ring, over all its records */
+static inline uint64_t claw_text_bytes(const struct claw_producer *p, const char *text, size_t len)
+{
+	uint64_t bytes = 0;
+
+	while (len > p->record_max) {
+		size_t piece = claw_text_cut(text, len, p->record_max);
+
+		bytes += claw_record_bytes(piece);
+		text += piece;
+		len -= piece;
+	}
+	return len ? bytes + claw_record_bytes(len) : bytes;
+}
+
+/* Signal clawd if it sleeps and was not signalled for this sleep. One system call at most */
+static inline void claw_wake(struct claw_producer *p)
+{
+	uint64_t one = 1;
+	uint64_t generation;
+
+	/* Pairs with the full fence clawd has between storing an odd need_wake and its last look at head: either it sees
+	   our head, or we see it asleep. */
+	claw_fence_full();
+	generation = claw_load_relaxed(&p->ctl->need_wake);
+	/* An eventfd write can only fail if somebody closed the descriptor; then the next call tries again */
+	if ((generation & 1) && generation != p->signalled && write(p->event_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
+		p->signalled = generation;
+}
+
+/* Make sure of room for `bytes` at head, and start a batch there */
+static inline int claw_begin(struct claw_producer *p, uint64_t bytes, struct claw_batch *ret_batch)
+{
+	if (p->head - p->ack_pos + bytes > p->ring_bytes) {
+		/* Pairs with clawd's release store of ack_pos: it has copied these bytes, so they may be overwritten */
+		uint64_t ack_pos = claw_load_acquire(&p->ctl->ack_pos);
+
+		if (bytes > p->ring_bytes)
+			return -EMSGSIZE;
+		if (p->head - ack_pos > p->ring_bytes)
+			return -EPROTO;
+		p->ack_pos = ack_pos;
+		if (p->head - ack_pos + bytes > p->ring_bytes) {
+			claw_wake(p);
+			return -EAGAIN;
+		}
+	}
+	ret_batch->pos = p->head;
+	ret_batch->seq = p->ring_seq;
+	ret_batch->now_ns = claw_now_ns();
+	return 0;
+}
+
+/* Add a record's header; returns where its payload goes, contiguous thanks to the second mapping */
+static inline uint8_t *claw_add(const struct claw_producer *p, struct claw_batch *batch, uint8_t kind, uint8_t flags,
+				uint32_t handle, uint32_t count, size_t len)
+{
+	uint8_t *at = p->ring + (batch->pos & (p->ring_bytes - 1));
+	struct claw_record record;
+
+	record.len = (uint32_t)len;
+	record.kind = kind;
+	record.flags = flags;
+	record.handle = (uint16_t)handle;
+	record.ring_seq = batch->seq++;
+	record.written_ns = batch->now_ns;
+	record.count = count;
+	record.reserved = 0;
+	memcpy(at, &record, sizeof(record));
+	batch->pos += claw_record_bytes(len);
+	return at + sizeof(record);
+}
+
+static inline int claw_add_text(const struct claw_producer *p, struct claw_batch *batch, uint8_t flags, uint32_t handle,
+				uint32_t count, const char *text, size_t len)
+{
+	int records = 0;
+
+	while (len) {
+		size_t piece = claw_text_cut(text, len, p->record_max);
+
+		memcpy(claw_add(p, batch, CLAW_TOKEN, flags, handle, records ? 0 : count, piece), text, piece);
+		text += piece;
+		len -= piece;
+		records++;
+	}
+	return records;
+}
+
+static inline void claw_commit(struct claw_producer *p, const struct claw_batch *batch)
+{
+	if (batch->pos == p->head)
+		return;
+	p->ring_seq = batch->seq;
+	claw_store_relaxed(&p->head, batch->pos); /* claw_wait_room() of another thread may be reading it */
+	/* Pairs with clawd's acquire load of head: it sees the records whole */
+	claw_store_release(&p->data->head, batch->pos);
+	claw_wake(p);
+}
+
+/*
+ * Open a stream. `name` is 1 to CLAW_NAME_MAX bytes of UTF-8; `meta` is JSON or NULL; `requested_ns` is CLOCK_MONOTONIC
+ * when the answer was asked for, 0 if not known. clawd may still refuse it: claw_stopped() tells. -EMFILE:
+ * CLAW_HANDLE_COUNT streams are open.
+ */
+static inline int claw_open_stream(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
+				   size_t meta_len, uint64_t requested_ns, struct claw_stream *ret_stream)
+{
+	struct claw_batch batch;
+	struct claw_open open;
+	size_t len;
+	uint32_t handle;
+	uint8_t *payload;
+	int result = claw_check_open(p);
+
+	if (result < 0)
+		return result;
+	if (!name_len || name_len > CLAW_NAME_MAX)
+		return -EINVAL;
+	if (meta_len > p->record_max || sizeof(open) + name_len + meta_len > p->record_max)
+		return -EMSGSIZE;
+	if (!p->free_count)
+		return -EMFILE;
+	len = sizeof(open) + name_len + meta_len;
+	result = claw_begin(p, claw_record_bytes(len), &batch);
+	if (result < 0)
+		return result;
+
+	handle = p->free_handles[--p->free_count];
+	p->open_seq[handle] = batch.seq;
+	ret_stream->open_seq = batch.seq;
+	ret_stream->owner = p->owner;
+	ret_stream->handle = handle;
+
+	open.requested_ns = requested_ns;
+	open.name_len = (uint16_t)name_len;
+	open.meta_len = (uint16_t)meta_len;
+	open.reserved = 0;
+	payload = claw_add(p, &batch, CLAW_OPEN, 0, handle, 0, len);
+	memcpy(payload, &open, sizeof(open));
+	memcpy(payload + sizeof(open), name, name_len);
+	if (meta_len)
+		memcpy(payload + sizeof(open) + name_len, meta, meta_len);
+	claw_commit(p, &batch);
+	return 0;
+}
+
+/*
+ * Write text of `len` bytes that stands for `count` tokens. `flags` is 0 or CLAW_URGENT. Longer than a record, it goes
+ * into several, cut between characters, all of them or none. Returns the number of records: 0 for an empty text.
+ * -ECANCELED: the stream was stopped, claw_stopped() says why, the text is dropped.
+ */
+static inline int claw_write(struct claw_producer *p, struct claw_stream stream, const char *text, size_t len,
+			     uint32_t flags, uint32_t count)
+{
+	struct claw_batch batch;
+	int result = claw_check_open(p);
+
+	if (result < 0)
+		return result;
+	if (!claw_is_open(p, stream))
+		return -EBADF;
+	if (flags & ~(uint32_t)CLAW_URGENT)
+		return -EINVAL;
+	if (claw_is_stopped(p, stream))
+		return -ECANCELED;
+	if (len > p->ring_bytes)
+		return -EMSGSIZE;
+	if (!len)
+		return 0;
+	result = claw_begin(p, claw_text_bytes(p, text, len), &batch);
+	if (result < 0)
+		return result;
+	result = claw_add_text(p, &batch, (uint8_t)flags, stream.handle, count, text, len);
+	claw_commit(p, &batch);
+	return result;
+}
+
+/*
+ * Write one text to each of `n` streams: text i is the next lens[i] bytes of `texts`. One commit, at most one wake-up;
+ * all or nothing, but texts for stopped streams are dropped. Returns how many were not dropped.
+ */
+static inline int claw_write_many(struct claw_producer *p, const struct claw_stream *streams, const uint32_t *lens,
+				  const char *texts, uint32_t n, uint32_t flags, uint32_t count)
+{
+	struct claw_batch batch;
+	const char *text = texts;
+	uint64_t bytes = 0;
+	uint32_t i;
+	int kept = 0;
+	int result = claw_check_open(p);
+
+	if (result < 0)
+		return result;
+	if (flags & ~(uint32_t)CLAW_URGENT || n > INT32_MAX)
+		return -EINVAL;
+	for (i = 0; i < n; i++) {
+		if (!claw_is_open(p, streams[i]))
+			return -EBADF;
+		if (lens[i] > p->ring_bytes || bytes > p->ring_bytes)
+			return -EMSGSIZE;
+		bytes += claw_text_bytes(p, text, lens[i]);
+		text += lens[i];
+	}
+	result = claw_begin(p, bytes, &batch);
+	if (result < 0)
+		return result;
+	for (i = 0, text = texts; i < n; text += lens[i], i++) {
+		if (claw_is_stopped(p, streams[i]))
+			continue;
+		claw_add_text(p, &batch, (uint8_t)flags, streams[i].handle, count, text, lens[i]);
+		kept++;
+	}
+	claw_commit(p, &batch);
+	return kept;
+}
+
+/* End a stream, for a reason of 1 to CLAW_REASON_MAX bytes. Stopped streams too: that is what frees their handle */
+static inline int claw_close_stream(struct claw_producer *p, struct claw_stream stream, const char *reason,
+				    size_t reason_len)
+{
+	struct claw_batch batch;
+	int result = claw_check_open(p);
+
+	if (result < 0)
+		return result;
+	if (!claw_is_open(p, stream))
+		return -EBADF;
+	if (!reason_len || reason_len > CLAW_REASON_MAX)
+		return -EINVAL;
+	result = claw_begin(p, claw_record_bytes(reason_len), &batch);
+	if (result < 0)
+		return result;
+	memcpy(claw_add(p, &batch, CLAW_CLOSE, 0, stream.handle, 0, reason_len), reason, reason_len);
+	p->open_seq[stream.handle] = 0;
+	p->free_handles[p->free_count++] = (uint16_t)stream.handle;
+	claw_commit(p, &batch);
+	return 0;
+}
+
+#endif
