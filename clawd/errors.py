@@ -90,3 +90,11 @@ class AttachError(ClawdError):
     def __init__(self, message: str, code: str, hint: str | None = None) -> None:
         super().__init__(message, hint)
         self.code = code
+
+
+class ReadTimeout(ClawdError, TimeoutError):
+    """Nothing came within the time given to a read; the reading itself goes on."""
+
+
+class ReadingClosed(ClawdError):
+    """The reading or its consumer was closed, or belongs to the process before a fork."""

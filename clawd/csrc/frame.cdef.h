@@ -81,7 +81,16 @@ struct claw_item {
 
 /*
  * Check a data frame and list its records in ret_items. Returns their number, or -EBADMSG for a frame that breaks a
- * rule above, or -ENOBUFS when it holds more than item_count records. Reads nothing beyond frame[len - 1].
+ * rule above, or -ENOBUFS when it holds more than item_count records; ret_items then means nothing. Reads nothing
+ * beyond frame[len - 1], at any alignment.
  */
 int claw_frame_parse(const uint8_t *frame, size_t len, struct claw_item *ret_items, int item_count,
 		     uint32_t *ret_connection);
+
+/*
+ * Join the payloads of the TOKENs that items start with, up to the first other record, and list their times.
+ * `frame` may be a part of the parsed frame: its bytes from offset `base` on. ret_written_ns has room for item_count.
+ * Returns the number of tokens, or -EBADMSG for an item outside the frame, or -ENOBUFS when data_len is too small.
+ */
+int claw_frame_gather(const uint8_t *frame, size_t len, uint32_t base, const struct claw_item *items, int item_count,
+		      uint8_t *ret_data, size_t data_len, uint64_t *ret_written_ns, size_t *ret_data_len);

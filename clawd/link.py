@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's link to clawd: the control and the relay socket and all readings' inboxes. It never waits and starts no
+thread: who owns it calls `pump` when a descriptor or a deadline says so, one call at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from clawd import protocol
+from clawd.core import ffi, lib
+from clawd.errors import AttachError, ClawdError, ControlError, ProtocolError, ReadingClosed
+from clawd.inbox import ITEM, Inbox
+from clawd.session import Session, check_version
+
+try:
+    import zmq
+except ImportError as missing:
+    raise ClawdError("reading tokens needs pyzmq", "pip install clawd[consumer]") from missing
+
+__all__ = ["Link"]
+
+_HEADER = struct.Struct("<BBHIII")
+_SEGMENT = struct.Struct("<IIQII")
+_FLOW = struct.Struct("<BBHIQ")
+_CREDIT = struct.Struct("<IIQ")
+for _format, _name in ((_HEADER, "claw_frame_header"), (_SEGMENT, "claw_segment"), (_FLOW, "claw_flow"),
+                       (_CREDIT, "claw_credit")):  # fmt: skip
+    if _format.size != ffi.sizeof(f"struct {_name}"):
+        raise ImportError(f"struct {_name} is not what link.py reads; build the core again")
+
+_ITEMS_MAX = (lib.CLAW_FRAME_MAX - _HEADER.size) // ffi.sizeof("struct claw_spooled")
+_DATA = int(lib.CLAW_FRAME_DATA)
+_CHARGE = int(lib.CLAW_FRAME_CHARGE)
+_ACK_AT = int(lib.CLAW_WINDOW) // 4
+_EVENTS, _POLLIN, _NOBLOCK = zmq.EVENTS, int(zmq.POLLIN), int(zmq.NOBLOCK)
+_BURST = 32  # messages a pump takes, so that one busy reading does not keep the others from theirs
+_CREDITS_MAX = 128  # in one flow message, so that it stays small
+_MESSAGE_MAX = 1 << 16
+_ANSWER_S = 5.0  # on top of a reading's `wait`, for a daemon that is being restarted
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for link in list(_links):
+        link._session.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def _relay_socket(context: zmq.Context[zmq.Socket[bytes]], path: str) -> zmq.Socket[bytes]:
+    relay = context.socket(zmq.DEALER)
+    for option, value in (
+        (zmq.IMMEDIATE, 1),
+        (zmq.PROBE_ROUTER, 1),
+        (zmq.LINGER, 0),
+        (zmq.SNDHWM, 0),  # so that a refused send means one thing only: no connection
+        (zmq.RCVHWM, 2 * int(lib.CLAW_WINDOW) // _CHARGE),
+        (zmq.MAXMSGSIZE, _MESSAGE_MAX),
+        (zmq.RECONNECT_IVL, 10),
+        (zmq.RECONNECT_IVL_MAX, 200),
+    ):
+        relay.setsockopt(option, value)
+    try:
+        relay.connect(f"ipc://{path}")
+    except zmq.ZMQError as error:
+        relay.close()
+        raise ControlError(f'cannot use "{path}": {error}', "use a shorter runtime directory") from error
+    return relay
+
+
+class Link:
+    """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
+
+    def __init__(self, runtime_dir: str) -> None:
+        self.runtime_dir = os.path.abspath(runtime_dir)
+        self.ready: list[Inbox] = []
+        """Inboxes that something arrived for; who pumps empties it."""
+        self._inboxes: dict[int, Inbox] = {}
+        self._due: dict[int, Inbox] = {}
+        self._next_id = 1
+        self._connection: int | None = None
+        self._acked = self._acked_sent = 0
+        self._fatal: ClawdError | None = None
+        self._give_up_at: float | None = None
+        self._items = ffi.new("struct claw_item[]", _ITEMS_MAX)
+        self._items_view = memoryview(ffi.buffer(self._items))
+        self._ret_connection = ffi.new("uint32_t *")
+        self._session = Session(self.runtime_dir)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._relay = _relay_socket(self._context, os.path.join(self.runtime_dir, protocol.RELAY_SOCKET))
+        except BaseException:
+            self.close()
+            raise
+        self._get: Callable[[int], Any] = self._relay.get
+        self.relay_fd = int(self._get(zmq.FD))
+        _links.add(self)
+
+    def watch(self, epoll: select.epoll) -> None:
+        """Keep this link's descriptors registered in `epoll`, also when one is replaced. Sleep on it only after a pump
+        that returned False: the relay's descriptor tells of changes only.
+        """
+        epoll.register(self.relay_fd, select.EPOLLIN)
+        self._session.watch(epoll)
+
+    def next_deadline(self) -> float | None:
+        """When to pump although nothing arrived, by time.monotonic()."""
+        retry_at, give_up_at = self._session.retry_at, self._give_up_at
+        if retry_at is None or give_up_at is None:
+            return give_up_at if retry_at is None else retry_at
+        return min(retry_at, give_up_at)
+
+    def attach(self, stream: str, after: tuple[int, int] | None, wait: float, credit: int) -> Inbox:
+        """Start a reading of `stream`, after (incarnation, sequence) or from its start."""
+        if self._fatal is not None:
+            raise self._fatal
+        inbox = Inbox(stream, after, credit, time.monotonic() + wait)
+        while self._next_id in self._inboxes:
+            self._next_id = self._next_id % (2**32 - 1) + 1
+        inbox.id = self._next_id
+        request = self._request(inbox, "-", credit)
+        try:  # here, because a refusal by the daemon could not raise out of this call
+            protocol.decode(protocol.encode(request), (protocol.Attach,))
+        except ProtocolError as error:
+            raise ClawdError(f"cannot attach: {error}") from error
+        self._next_id = self._next_id % (2**32 - 1) + 1
+        self._inboxes[inbox.id] = inbox
+        self._attach(inbox)
+        return inbox
+
+    def cancel(self, inbox: Inbox) -> None:
+        """End the stream for everybody; said again after each reconnect until it ended."""
+        if not inbox.done and not inbox.cancel:
+            inbox.cancel = True
+            if inbox.limit > 0:
+                self._send(protocol.encode(protocol.Cancel(id=inbox.id)))
+
+    def detach(self, inbox: Inbox, error: ClawdError) -> None:
+        """Stop reading. A reader that still waits gets `error`."""
+        if not inbox.done:
+            if inbox.limit > 0:
+                self._send(protocol.encode(protocol.Detach(id=inbox.id)))
+            self._finish(inbox, error)
+
+    def grant(self, inbox: Inbox) -> None:
+        """Tell clawd what `inbox` has consumed, if that is due."""
+        if inbox.owes_credit():
+            self._due[inbox.id] = inbox
+            self._send_flow()
+
+    def pump(self, *, control: bool = True, until: Inbox | None = None) -> bool:
+        """Receive what is there, send what is due. True: something arrived, so pump again before sleeping.
+
+        `control` is False when the caller knows that its descriptor is silent. Stops early once `until` has something.
+        """
+        if control:
+            self._pump_control()
+        deadline = self.next_deadline()
+        if deadline is not None and time.monotonic() >= deadline:
+            self._tick()
+        get, recv = self._get, self._relay.recv
+        arrived = False
+        for _ in range(_BURST):
+            if not get(_EVENTS) & _POLLIN:
+                break
+            try:
+                frame = recv(_NOBLOCK)
+            except zmq.Again:
+                break
+            arrived = True
+            if not frame:
+                continue
+            if frame[0] == _DATA:
+                self._take(frame)
+            else:
+                self._answer(frame)
+            if until is not None and until.pending:
+                break
+        if self._due:
+            self._send_flow()
+        return arrived
+
+    def close(self) -> None:
+        """Let go of both sockets; every reading that has not ended fails. Idempotent."""
+        self._end(ReadingClosed("the consumer is closed"))
+        _links.discard(self)
+        if not self._context.closed:
+            self._context.destroy(linger=0)
+
+    def _pump_control(self, *, connected: bool = False) -> None:
+        try:
+            if self._session.pump() or connected:
+                self._attach_all()
+        except ControlError as error:
+            self._end(error)
+
+    def _end(self, error: ClawdError) -> None:
+        """Nothing will work any more."""
+        self._fatal = error
+        self._session.close()
+        self._fail_all(error)
+
+    def _request(self, inbox: Inbox, session: str, credit: int) -> protocol.Attach:
+        return protocol.Attach(
+            session=session,
+            id=inbox.id,
+            stream=inbox.stream,
+            after=None if inbox.incarnation is None else inbox.expected - 1,
+            incarnation=inbox.incarnation,
+            credit=credit,
+            wait_ms=max(0, round(1000 * (inbox.give_up - time.monotonic()))),
+            cancel=inbox.cancel,
+        )
+
+    def _attach(self, inbox: Inbox) -> None:
+        session = self._session.name
+        if session is not None and self._connection is not None:
+            self._send(protocol.encode(self._request(inbox, session, inbox.begin())))
+        else:
+            self._expect_answer(inbox)
+
+    def _attach_all(self) -> None:
+        self._give_up_at = None
+        self._due.clear()
+        for inbox in self._inboxes.values():
+            self._attach(inbox)
+
+    def _expect_answer(self, inbox: Inbox) -> None:
+        if inbox.limit == 0:
+            at = inbox.give_up + _ANSWER_S
+            self._give_up_at = at if self._give_up_at is None else min(at, self._give_up_at)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._session.retry_at is not None and now >= self._session.retry_at:
+            self._session.retry()
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
+            for inbox in list(self._inboxes.values()):
+                if inbox.limit == 0 and now >= inbox.give_up + _ANSWER_S:
+                    self._finish(inbox, ControlError(f'no answer from clawd at "{self.runtime_dir}"', "is it running?"))
+                else:
+                    self._expect_answer(inbox)
+
+    def _finish(self, inbox: Inbox, error: ClawdError | None) -> None:
+        self._inboxes.pop(inbox.id, None)
+        self._due.pop(inbox.id, None)
+        inbox.error = error
+        inbox.done = True
+        self.ready.append(inbox)
+
+    def _fail_all(self, error: ClawdError) -> None:
+        for inbox in list(self._inboxes.values()):
+            self._finish(inbox, error)
+
+    def _send(self, message: bytes) -> None:
+        # What is refused or lost needs no queue: it had no connection, and the next one begins with all that counts
+        try:
+            self._relay.send(message, _NOBLOCK)
+        except zmq.Again:
+            return
+
+    def _send_flow(self) -> None:
+        due = list(self._due.values())
+        self._due.clear()
+        if self._connection is None:
+            return
+        self._acked_sent = self._acked
+        for start in range(0, max(1, len(due)), _CREDITS_MAX):
+            rows = due[start : start + _CREDITS_MAX]
+            head = _FLOW.pack(lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, len(rows), self._connection, self._acked)
+            self._send(head + b"".join(_CREDIT.pack(inbox.id, 0, inbox.new_limit()) for inbox in rows))
+
+    def _answer(self, packet: bytes) -> None:
+        try:
+            message = protocol.decode(packet, (protocol.Connected, protocol.Failure, protocol.Pong))
+        except ProtocolError as error:
+            self._fail_all(error)
+            return
+        if isinstance(message, protocol.Connected):
+            self._connected(message)
+        elif isinstance(message, protocol.Failure):
+            text = f"{message.text or 'refused by clawd'} ({message.code})"
+            if message.id == 0:
+                self._fail_all(AttachError(f"cannot read: {text}", message.code))
+            elif (inbox := self._inboxes.get(message.id)) is not None:
+                self._finish(inbox, AttachError(f'cannot read "{inbox.stream}": {text}', message.code))
+
+    def _connected(self, message: protocol.Connected) -> None:
+        try:
+            check_version(message.version)
+        except ControlError as error:
+            self._end(error)
+            return
+        self._connection = message.connection
+        self._acked = self._acked_sent = 0
+        # A restarted daemon answers only after the old one's control connection broke: do not show it that session
+        self._pump_control(connected=True)
+
+    def _take(self, frame: bytes) -> None:
+        found = lib.claw_frame_parse(ffi.from_buffer(frame), len(frame), self._items, _ITEMS_MAX, self._ret_connection)
+        if found < 0:
+            self._fail_all(ProtocolError(f"clawd sent a malformed frame of {len(frame)} bytes"))
+            return
+        current = self._ret_connection[0] == self._connection
+        if current:
+            self._acked += len(frame) + _CHARGE
+            if self._acked - self._acked_sent >= _ACK_AT:
+                self._send_flow()
+        at, item = _HEADER.size, 0
+        segments = frame[2] | frame[3] << 8
+        for _ in range(segments):
+            attachment, incarnation, first_seq, length, records = _SEGMENT.unpack_from(frame, at)
+            at += _SEGMENT.size
+            inbox = self._inboxes.get(attachment)
+            if inbox is not None and records:
+                items = self._items_view[item : item + records * ITEM.size].tobytes()
+                # a reader that is slow must not keep the other readers' bytes alive
+                own = (frame, 0) if segments == 1 else (frame[at : at + length], at)
+                wrong = inbox.accept((*own, items, length), incarnation, first_seq, current)
+                if wrong is not None:
+                    self.detach(inbox, ProtocolError(f'clawd broke the protocol on "{inbox.stream}": {wrong}'))
+                elif inbox.done:
+                    self._finish(inbox, None)
+                else:
+                    self.ready.append(inbox)
+                    if inbox.owes_credit():  # by what was dropped
+                        self._due[inbox.id] = inbox
+            item += records * ITEM.size
+            at += length

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's control connection: its end of file is how clawd learns that the client is gone, and the client that clawd
+is. It dials again by itself; it never waits.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+
+from clawd import protocol
+from clawd.errors import ControlError, ProtocolError
+
+__all__ = ["Session", "check_version"]
+
+_RETRY_FIRST_S, _RETRY_MAX_S = 0.01, 0.5
+_FINAL = ("bad_request", "denied")  # answers to hello that will not change by asking again
+
+
+def check_version(version: int) -> None:
+    """Raise ControlError unless clawd's `version` is ours."""
+    if version != protocol.VERSION:
+        raise ControlError(f"clawd speaks version {version}, this client {protocol.VERSION}", "upgrade the older one")
+
+
+class Session:
+    """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
+
+    def __init__(self, runtime_dir: str) -> None:
+        self._path = os.path.join(runtime_dir, protocol.CONTROL_SOCKET)
+        self._socket: socket.socket | None = None
+        self._watchers: list[select.epoll] = []
+        self._retry_s = _RETRY_FIRST_S
+        self.name: str | None = None
+        """What attaches carry; None while there is no welcome."""
+        self.retry_at: float | None = None
+        try:
+            self._dial()
+        except OSError as error:
+            if error.errno != errno.EAGAIN:  # clawd is there, its queue is full
+                what = error.strerror or str(error)
+                raise ControlError(f'cannot reach clawd at "{self._path}": {what}', "is it running there?") from error
+            self._retry_later()
+
+    def _dial(self) -> None:
+        self.retry_at = None
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            control.connect(self._path)
+            control.send(protocol.encode(protocol.Hello(version=protocol.VERSION, role="consumer")))
+        except OSError:
+            control.close()
+            raise
+        self._socket = control
+        for epoll in self._watchers:
+            epoll.register(control, select.EPOLLIN)
+
+    def _retry_later(self) -> None:
+        self.retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
+
+    def retry(self) -> None:
+        """Dial again, when `retry_at` has come."""
+        try:
+            self._dial()
+        except OSError:
+            self._retry_later()
+
+    def watch(self, epoll: select.epoll) -> None:
+        """Keep the connection of the day registered in `epoll`."""
+        self._watchers.append(epoll)
+        if self._socket is not None:
+            epoll.register(self._socket, select.EPOLLIN)
+
+    def pump(self) -> bool:
+        """Read what is there; True when clawd just named the session. Raises ControlError when it never will."""
+        named = False
+        while self._socket is not None:
+            try:
+                packet = self._socket.recv(protocol.MESSAGE_MAX + 1)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                self._lose()
+                return False
+            try:
+                message = protocol.decode(packet, (protocol.Welcome, protocol.Failure))
+            except ProtocolError as error:
+                raise ControlError(f"clawd answered nonsense: {error}") from error
+            if isinstance(message, protocol.Welcome):
+                check_version(message.version)
+                self.name = message.session
+                self._retry_s = _RETRY_FIRST_S
+                named = True
+            elif isinstance(message, protocol.Failure):
+                if message.code in _FINAL:
+                    raise ControlError(f"clawd refused this client: {message.text} ({message.code})")
+                self._lose()
+                return False
+        return named
+
+    def _lose(self) -> None:
+        self.close()
+        self._retry_later()
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self.name = None
+        self.retry_at = None
+        if self._socket is not None:
+            for epoll in self._watchers:
+                if not epoll.closed:
+                    epoll.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def disown(self) -> None:
+        """Drop a forked child's copy, which would hide its parent's death from clawd. The parent's goes on."""
+        if self._socket is not None:
+            os.close(self._socket.detach())  # not unregistered: the epoll is the parent's too
+            self._socket = None
