@@ -18,7 +18,9 @@ NOUNS = ("ring", "frame", "producer", "hist", "spool", "stream", "outbox", "turn
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fvisibility=hidden",
          # cffi's generated wrappers, not ours: unused parameters and strict prototypes of the CPython headers
          "-Wno-unused-parameter", "-Wno-missing-field-initializers"]  # fmt: skip
-SANITIZE = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+SANITIZE = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
+            # Python's own flags give signed overflow a meaning, which would hide it
+            "-fno-wrapv"]  # fmt: skip
 
 
 def declarations() -> str:
@@ -70,7 +72,10 @@ def main() -> None:
     ffi = builder(sanitize=options.sanitize, defines=tuple(options.define))
     # built elsewhere: objects land below their source's full path; then moved: a running clawd may map the old one
     with tempfile.TemporaryDirectory(dir=package, prefix=".build-") as directory:
-        built = Path(ffi.compile(tmpdir=directory))
+        try:
+            built = Path(ffi.compile(tmpdir=directory))
+        except cffi.VerificationError:
+            raise SystemExit("the core does not compile: what the compiler says is above") from None
         built.replace(package / built.name)
 
 
