@@ -67,11 +67,12 @@ def main() -> None:
     parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
     parser.add_argument("--define", action="append", default=[], metavar="NAME", help="a macro to define")
     options = parser.parse_args()
-    package = options.directory / "clawd"
+    package, scratch = options.directory / "clawd", options.directory / ".build"
     package.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(exist_ok=True)
     ffi = builder(sanitize=options.sanitize, defines=tuple(options.define))
     # built elsewhere: objects land below their source's full path; then moved: a running clawd may map the old one
-    with tempfile.TemporaryDirectory(dir=package, prefix=".build-") as directory:
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
         try:
             built = Path(ffi.compile(tmpdir=directory))
         except cffi.VerificationError:
