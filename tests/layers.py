@@ -13,7 +13,8 @@ ROWS = (
     ("clawd.errors",),
     ("clawd.units",),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
-    ("clawd.link",),
+    ("clawd.inbox", "clawd.session"),
+    ("clawd.reading", "clawd.link"),
     ("clawd.producer", "clawd.consumer"),
     ("clawd.server", "clawd.kernel", "clawd.gateway", "clawd.engines"),
     ("clawd.ctl.client", "clawd.ctl.render"),
@@ -22,9 +23,8 @@ ROWS = (
 )
 # These put the parts of their row together
 WIRING = ("clawd.server.loop", "clawd.ctl.main", "clawd.__main__")
-# What an engine's process loads: its environment has nothing but cffi, which core brings through clawd._core
-BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core",
-        "clawd.link", "clawd.producer")  # fmt: skip
+# What an engine's process may load, and these load nothing else: its environment has cffi alone, for clawd._core
+BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core", "clawd.producer")
 ONLY = {  # module: the one module that may import it
     "bcc": "clawd.kernel.bpf",
     "clawd._core": "clawd.core",
@@ -105,6 +105,12 @@ def upward_imports(tree: Tree) -> list[str]:
     return found
 
 
+def _is_bare(name: str) -> bool:
+    if is_within(name, "clawd"):
+        return name in ("clawd", "clawd.__version__") or any(is_within(name, bare) for bare in (*BARE, "clawd._core"))
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
 def foreign_imports(tree: Tree) -> list[str]:
     """Imports of what only one module, or none, may import."""
     found = []
@@ -117,9 +123,8 @@ def foreign_imports(tree: Tree) -> list[str]:
             for forbidden, where in NEVER.items():
                 if is_within(name, forbidden) and is_within(importer, where):
                     found.append(f"{path}:{line}: nothing in {where} imports {forbidden}")
-            top = name.partition(".")[0]
-            if importer in BARE and top not in sys.stdlib_module_names and top not in ("clawd", "systemd"):
-                found.append(f"{path}:{line}: imports {top}, which an engine's environment lacks")
+            if importer in BARE and not _is_bare(name):
+                found.append(f"{path}:{line}: imports {name}, which an engine's environment lacks")
     return found
 
 

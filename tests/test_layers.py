@@ -5,8 +5,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import layers
 import pytest
+
+import layers
 
 pytestmark = pytest.mark.plain
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +123,7 @@ def test_an_import_that_goes_down_is_not_found(path: str, text: str) -> None:
         ("clawd/link.py", "from multiprocessing import shared_memory",
          "nothing in clawd imports multiprocessing.shared_memory"),
         ("clawd/producer.py", "import zmq", "imports zmq, which an engine's environment lacks"),
+        ("clawd/producer.py", "import clawd.link", "imports clawd.link, which an engine's environment lacks"),
     ],
 )  # fmt: skip
 def test_an_import_that_is_not_this_modules_is_found(path: str, text: str, complaint: str) -> None:

@@ -18,7 +18,9 @@ NOUNS = ("ring", "frame", "producer", "drain", "hist", "spool", "stream", "outbo
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fvisibility=hidden",
          # cffi's generated wrappers, not ours: unused parameters and strict prototypes of the CPython headers
          "-Wno-unused-parameter", "-Wno-missing-field-initializers"]  # fmt: skip
-SANITIZE = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+SANITIZE = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
+            # Python's own flags give signed overflow a meaning, which would hide it
+            "-fno-wrapv"]  # fmt: skip
 
 
 def declarations() -> str:
@@ -65,12 +67,16 @@ def main() -> None:
     parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
     parser.add_argument("--define", action="append", default=[], metavar="NAME", help="a macro to define")
     options = parser.parse_args()
-    package = options.directory / "clawd"
+    package, scratch = options.directory / "clawd", options.directory / ".build"
     package.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(exist_ok=True)
     ffi = builder(sanitize=options.sanitize, defines=tuple(options.define))
     # built elsewhere: objects land below their source's full path; then moved: a running clawd may map the old one
-    with tempfile.TemporaryDirectory(dir=package, prefix=".build-") as directory:
-        built = Path(ffi.compile(tmpdir=directory))
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        try:
+            built = Path(ffi.compile(tmpdir=directory))
+        except cffi.VerificationError:
+            raise SystemExit("the core does not compile: what the compiler says is above") from None
         built.replace(package / built.name)
 
 
