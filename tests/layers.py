@@ -16,6 +16,8 @@ ROWS = (
     ("clawd.inbox", "clawd.session"),
     ("clawd.reading", "clawd.link"),
     ("clawd.producer", "clawd.consumer"),
+    ("clawd.server.memory", "clawd.server.instance"),
+    ("clawd.server.ring",),
     ("clawd.server", "clawd.kernel", "clawd.gateway", "clawd.engines"),
     ("clawd.ctl.client", "clawd.ctl.render"),
     ("clawd.ctl",),
