@@ -100,17 +100,6 @@ class Batch:
                 prefix = ""
 
 
-def _begun_in(pages: list[Page], length: int) -> int:
-    """Sequence of the token that has the first of the last `length` bytes."""
-    for _, _, items, _ in reversed(pages):
-        for at in range(len(items) - ITEM.size, -1, -ITEM.size):
-            row = ITEM.unpack_from(items, at)
-            length -= row[6]
-            if length <= 0:
-                return int(row[2])
-    raise ValueError("shorter than that")
-
-
 class Owner(Protocol):
     """Who has the link."""
 
@@ -154,7 +143,9 @@ class BaseReading:
 
     @property
     def position(self) -> str | None:
-        """Where to go on: after the last token all of whose text was handed out. None before the first."""
+        """Where to go on so that no text is lost or cut: after the last token that ended with a whole character, all of
+        whose text was handed out. None before the first.
+        """
         return None if self._shown is None else f"{self._inbox.incarnation}-{self._shown}"
 
     def _take(self) -> Token | None:
@@ -220,29 +211,36 @@ class BaseReading:
         first_seq = int(ITEM.unpack_from(pages[0][2])[2])
         last_seq = first_seq + len(written_ns) // 8 - 1
         batch = Batch(data, first_seq, last_seq, written_ns, pages, self._prefix, self._tail)
-        # Only the last three bytes can be a begun character
-        tail = _decode(b"", data[-3:] if len(data) >= 3 else self._tail + data)[1]
-        if 0 < len(tail) <= len(data):
-            seq = _begun_in(pages, len(tail))
-            if seq > first_seq:
-                self._last = seq - 1
-        self._settle(tail, last_seq, len(data))
+        end = len(data)
+        begun = tail = self._begun_at(data, end)
+        for _, _, items, _ in reversed(pages):
+            for at in range(len(items) - ITEM.size, -1, -ITEM.size):
+                if not begun:
+                    break
+                row = ITEM.unpack_from(items, at)
+                end -= row[6]
+                begun = self._begun_at(data, end)
+                if not begun and row[2] > first_seq:
+                    self._shown = int(row[2]) - 1
+        self._settle(tail, last_seq)
         self._last = last_seq
         return batch
+
+    def _begun_at(self, data: bytes, end: int) -> bytes:
+        """What is a begun character before data[end]: only the last three bytes can be."""
+        return _decode(b"", data[end - 3 : end] if end >= 3 else self._tail + data[:end])[1]
 
     def _show(self, seq: int, data: bytes) -> str:
         prefix = self._prefix
         text, tail = _decode(self._tail, data)
-        self._settle(tail, seq, len(data))
+        self._settle(tail, seq)
         return prefix + text
 
-    def _settle(self, tail: bytes, seq: int, length: int) -> None:
-        """After `length` bytes up to token `seq`: `tail` is begun, and nothing else is held back."""
+    def _settle(self, tail: bytes, seq: int) -> None:
+        """All up to token `seq` is handed out, and of it `tail` is held back."""
         self._prefix, self._tail, self._held = "", tail, bool(tail)
         if not tail:
             self._shown = seq
-        elif len(tail) <= length and self._last is not None:
-            self._shown = self._last
 
     def _take_rest(self) -> Token:
         text = self._prefix + _flush(self._tail)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""clawd's two client sockets without clawd: a test says what is sent and sees what came. One thread owns the sockets."""
+"""clawd's two client sockets without clawd: a test says what is sent and sees what came."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class FakeRelay:
         self._listener: socket.socket | None = None
         self._controls: list[socket.socket] = []
         self._peer = b""
+        self._running = True
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> FakeRelay:
@@ -51,6 +52,8 @@ class FakeRelay:
         self._kick.send(b"x")
         self._thread.join(PATIENCE_S)
         self._context.destroy(linger=0)
+        self._kick.close()
+        self._kicked.close()
 
     # ---- what a test says; each returns when it is done
 
@@ -71,11 +74,6 @@ class FakeRelay:
 
     def drop_control(self) -> None:
         self._do(self._hang_up)
-
-    def hold(self, release: threading.Event) -> None:
-        """Keep the relay's thread busy, as a daemon that is slow."""
-        self._orders.put((lambda: release.wait(PATIENCE_S), queue.Queue()))
-        self._kick.send(b"x")
 
     def send(self, message: bytes | protocol.Message) -> None:
         data = message if isinstance(message, bytes) else protocol.encode(message)
@@ -149,10 +147,10 @@ class FakeRelay:
 
     def _leave(self) -> None:
         self._stop()
-        raise SystemExit
+        self._running = False
 
     def _run(self) -> None:
-        while True:
+        while self._running:
             poller = zmq.Poller()
             poller.register(self._kicked, zmq.POLLIN)
             if self._listener is not None:
