@@ -243,8 +243,13 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 	struct timespec timeout = { .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
 	int count = epoll_pwait2(core->epoll_fd, events, limit, timeout_ns < 0 ? NULL : &timeout, NULL);
 	int result = count < 0 ? -errno : 0;
-	if (asleep && count == 0 && any_data(core))
-		core->totals.rescued++;
+	if (asleep && count == 0 && any_data(core)) {
+		/* Its producer may be on the way from head to its signal. One that does not come is a lost wake-up. */
+		struct timespec grace = { .tv_nsec = 20000000 };
+		count = epoll_pwait2(core->epoll_fd, events, limit, &grace, NULL);
+		core->totals.rescued += count == 0;
+		result = count < 0 ? -errno : 0;
+	}
 	for (uint32_t i = 0; i < core->ring_used; i++)
 		if (is_drained(&core->rings[i]))
 			claw_drain_awake(&core->rings[i].drain);

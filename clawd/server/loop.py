@@ -21,6 +21,7 @@ from clawd.server import memory, stats
 from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
+from clawd.server.ring import close_left_behind
 from clawd.units import format_bytes
 
 SPOOL_OBJECT_BYTES = 256 << 20
@@ -41,6 +42,7 @@ REFUSED = {
 def serve(config: Config) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ClawdError when it cannot start."""
     with Instance(config.runtime_dir) as instance:
+        close_left_behind(instance.id)
         memory.sweep(instance.id)
         core = Core(
             Limits(

@@ -27,8 +27,11 @@ class Object:
     size: int
 
     def reopen(self, *, read_only: bool = False) -> int:
-        """A descriptor with an open file description of its own."""
-        return int(posix_ipc.SharedMemory(self.name, read_only=read_only).fd)
+        """A descriptor with an open file description of its own. Raises HostError."""
+        try:
+            return int(posix_ipc.SharedMemory(self.name, read_only=read_only).fd)
+        except (OSError, posix_ipc.Error) as error:
+            raise HostError(f"cannot open shared memory {self.name}: {error}") from error
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import mmap
 import os
 import secrets
 import socket
@@ -171,3 +172,21 @@ def _undo(made: list[memory.Object], fds: list[int]) -> None:
     for each in made:
         each.close()
         each.unlink()
+
+
+def close_left_behind(instance: str) -> None:
+    """Tell producers of an earlier clawd that their rings are read no more: their next write raises RingLost."""
+    size = ffi.sizeof("struct claw_ctl")
+    for name in memory.left_behind(instance):
+        try:
+            fd = memory.Object(name, -1, 0).reopen()
+        except HostError:
+            continue  # gone meanwhile
+        with os.fdopen(fd, "r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != size:
+                continue
+            with mmap.mmap(file.fileno(), size) as view:
+                ctl = ffi.from_buffer("struct claw_ctl *", view)
+                if ctl.magic == lib.CLAW_MAGIC and ctl.size == size:
+                    ctl.state = lib.CLAW_STATE_CLOSED
+                ffi.release(ctl)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core without a daemon: rings written here byte by byte, frames parsed here. For tests of spool, streams, outbox."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from clawd.core import Core, Limits, ffi, lib
+
+HEAD_AT = 128
+DEFAULTS = {
+    "spool_bytes": 1 << 20,
+    "stream_bytes": 1 << 18,
+    "keep_ns": 60_000_000_000,
+    "max_streams": 64,
+    "max_rings": 4,
+    "max_connections": 16,
+    "max_attachments": 64,
+}
+
+
+class RingWriter:
+    """A producer's end of a ring, with nothing checked."""
+
+    def __init__(self, rig: Rig, ring_bytes: int) -> None:
+        self.rig = rig
+        self.ring_bytes = ring_bytes
+        data_fd, ctl_fd = os.memfd_create("data"), os.memfd_create("ctl")
+        os.ftruncate(data_fd, lib.CLAW_PAGE + ring_bytes)
+        os.ftruncate(ctl_fd, ffi.sizeof("struct claw_ctl"))
+        event_fd = os.eventfd(0)
+        self.index = rig.core.add_ring(data_fd, ctl_fd, event_fd, ring_bytes, 7, 9)
+        self.data = mmap.mmap(data_fd, 0)
+        self.ctl_map = mmap.mmap(ctl_fd, 0)
+        self.ctl = ffi.from_buffer("struct claw_ctl *", self.ctl_map)
+        for fd in (data_fd, ctl_fd, event_fd):
+            os.close(fd)
+        self.head = 0
+        self.seq = 1
+
+    def put(self, kind: int, handle: int, payload: bytes = b"", *, flags: int = 0, count: int = 1, at: int = 0) -> int:
+        """One record, published at once. Returns its ring_seq."""
+        record = struct.pack("<IBBHQQII", len(payload), kind, flags, handle, self.seq, at, count, 0) + payload
+        record += bytes(-len(record) % 32)
+        for i in range(0, len(record), 32):
+            offset = lib.CLAW_PAGE + (self.head + i) % self.ring_bytes
+            self.data[offset : offset + 32] = record[i : i + 32]
+        self.head += len(record)
+        self.data[HEAD_AT : HEAD_AT + 8] = struct.pack("<Q", self.head)
+        self.seq += 1
+        return self.seq - 1
+
+    def open(self, handle: int, name: str | bytes, meta: bytes = b"", requested_ns: int = 0) -> int:
+        label = name.encode() if isinstance(name, str) else name
+        return self.put(
+            lib.CLAW_OPEN, handle, struct.pack("<QHHI", requested_ns, len(label), len(meta), 0) + label + meta, count=0
+        )
+
+    def write(self, handle: int, text: bytes, *, urgent: bool = False) -> int:
+        return self.put(lib.CLAW_TOKEN, handle, text, flags=lib.CLAW_URGENT if urgent else 0)
+
+    def close(self, handle: int, reason: bytes = b"stop") -> int:
+        return self.put(lib.CLAW_CLOSE, handle, reason, count=0)
+
+    def stopped(self, handle: int) -> tuple[int, int]:
+        """(open_seq, reason) as clawd told it."""
+        value = int(self.ctl.stopped[handle])
+        return value >> 8, value & 0xFF
+
+
+@dataclass
+class Item:
+    connection: int
+    attachment: int
+    incarnation: int
+    kind: int
+    seq: int
+    data: bytes
+    klass: int
+    count: int
+    cost: int
+
+
+@dataclass
+class Rig:
+    """A core with a mapped spool."""
+
+    limits: dict[str, int] = field(default_factory=dict)
+    frames: list[bytes] = field(default_factory=list)
+    charged: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = DEFAULTS | self.limits
+        self.core = Core(Limits(**values))
+        fd = os.memfd_create("spool")
+        os.ftruncate(fd, values["spool_bytes"])
+        self.core.map_spool(fd, values["spool_bytes"])
+        os.close(fd)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.core.close()
+
+    def ring(self, ring_bytes: int = 1 << 16) -> RingWriter:
+        return RingWriter(self, ring_bytes)
+
+    def turn(self) -> list[Item]:
+        """One turn: what it sends, record by record."""
+        self.core.turn()
+        frames = self.core.frames()
+        self.frames = [bytes(self.core.out[offset : offset + length]) for _, offset, length in frames]
+        for number, _, length in frames:
+            self.charged[number] = self.charged.get(number, 0) + length + lib.CLAW_FRAME_CHARGE
+        return [item for frame in self.frames for item in parse(frame)]
+
+    def turns(self) -> list[Item]:
+        """Turn until nothing comes any more, each frame acked when it came."""
+        found: list[Item] = []
+        while items := self.turn():
+            found += items
+            for number, total in self.charged.items():
+                self.ack(number, total)
+        return found
+
+    def ack(self, number: int, total: int, credits: dict[int, int] | None = None) -> bool:
+        rows = list((credits or {}).items())
+        message = struct.pack("<BBHIQ", lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, len(rows), number, total)
+        return self.core.flow(number, message + b"".join(struct.pack("<IIQ", id, 0, limit) for id, limit in rows))
+
+
+def parse(frame: bytes) -> list[Item]:
+    items = ffi.new("struct claw_item[1024]")
+    connection = ffi.new("uint32_t *")
+    count = lib.claw_frame_parse(ffi.from_buffer(frame), len(frame), items, 1024, connection)
+    assert count >= 0, f"bad frame: {count}"
+    return [_item(int(connection[0]), items[i], frame) for i in range(count)]
+
+
+def _item(connection: int, item: Any, frame: bytes) -> Item:
+    data = frame[item.offset : item.offset + item.len]
+    return Item(
+        connection, item.attachment, item.incarnation, item.kind, item.seq, data, item.klass, item.count, item.bytes
+    )
