@@ -203,6 +203,8 @@ def test_a_text_longer_than_the_ring_needs_block_and_then_goes_in_parts(small) -
     producer, ring = small
     stream, text = producer.open("a"), "中文🙂" * 5000
     ring.drain()
+    with pytest.raises(RingFull, match="the texts do not fit the ring"):
+        producer.write_many([(stream, text)])
     with pytest.raises(RingFull, match="longer than the ring of 4096; write it in parts, with block="):
         stream.write(text)
     assert ring.drain() == []
@@ -325,6 +327,8 @@ def test_a_refused_stream_raises_with_its_code_and_its_close_frees_the_handle(sm
     with pytest.raises(StreamClosed):
         silent.close()
     ring.drain()
+    with pytest.raises(StreamClosed, match='"a" is closed'):
+        producer.write_many([(other, "x" * 3000), (other, "x" * 3000), (stream, "y")], block=10)
     assert ring.stream("b").data == b"kept", "the rest of the step is written"
     assert [row.name for row in ring.live.values()] == ["b"]
 
