@@ -158,6 +158,19 @@ def test_write_many_takes_str_bytes_and_any_script_in_one_commit(small) -> None:
     assert len({row.written_ns for row in tokens}) == 4, "one clock reading a call"
 
 
+def test_a_step_like_the_last_one_knows_the_streams_closed_since(small) -> None:
+    producer, ring = small
+    a, b = producer.open("a"), producer.open("b")
+    assert producer.write_many([(a, "1"), (b, "2")]) == 2
+    a.close()
+    again = producer.open("again")
+    with pytest.raises(StreamClosed, match='"a" is closed'):
+        producer.write_many([(a, "3"), (b, "4")])
+    assert producer.write_many([(again, "5"), (b, "6")]) == 2
+    ring.drain()
+    assert [ring.stream(name).data for name in ("a", "b", "again")] == [b"1", b"26", b"5"]
+
+
 # --- a full ring
 
 
