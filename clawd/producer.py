@@ -13,7 +13,6 @@ import threading
 from array import array
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_int64, c_uint64, create_string_buffer
-from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -74,7 +73,6 @@ _STATES = {
 _NOBODY = bytes(lib.CLAW_PY_STREAM_BYTES)
 _TEXT_MAX = 2**31 - 1  # what an int holds
 _SLICE = 0.05  # seconds of waiting without the interpreter: how late a signal handler may run
-_raw_of = attrgetter("_raw")
 
 
 def _encoded(what: str, value: object, longest: int) -> bytes:
@@ -133,6 +131,7 @@ class Stream:
         Raises RingFull, StreamRefused, RingLost, StreamClosed, ForkedError.
         """
         data = text.encode() if type(text) is str else _bytes(text)
+        deadline = None if block is None else _deadline(block)
         if count != 1 or len(data) > _TEXT_MAX:
             _bytes(data)
             if type(count) is not int or not 0 <= count < 2**31:
@@ -140,7 +139,7 @@ class Stream:
         result = _write(self._ref, self._raw, data, len(data), 1 if urgent else 0, count)
         if result >= 0:
             return True
-        return self._write_on(result, data, 1 if urgent else 0, count, _deadline(block))
+        return self._write_on(result, data, 1 if urgent else 0, count, deadline)
 
     def _write_on(self, result: int, data: bytes, flags: int, count: int, deadline: float | None) -> bool:
         producer = self._producer
@@ -252,6 +251,7 @@ class Producer:
         # freed only with the last stream that refers to this object: a call after close() finds it and is refused
         self._core = ffi.gc(pointer, lib.claw_py_destroy)
         self._ref = struct.pack("P", int(ffi.cast("uintptr_t", pointer)))
+        self._step: tuple[tuple[Stream, ...], bytes] = ((), b"")  # of the last write_many, always as a pair
         self._waits = threading.Lock()  # guards the mapping against close() while a thread waits without the GIL
         self.buffer_size = self._attach(label, directory, _checked_size(buffer_size))
         """Bytes of the ring."""
@@ -321,29 +321,38 @@ class Producer:
         All or nothing, but texts for cancelled streams are dropped; returns how many were not. If clawd has refused one
         of the streams, StreamRefused is raised after the others' texts were written.
         """
+        deadline = None if block is None else _deadline(block)
         if not items:
             return 0
         try:
             streams, texts = zip(*items)  # noqa: B905  strict= costs, and pairs have no other length
-            raws = b"".join(map(_raw_of, streams))
+            # an engine's next step mostly has the same streams; one closed since is refused by the core
+            same, raws = self._step
+            if streams != same:
+                raws = b"".join([stream._raw for stream in streams])
         except (TypeError, ValueError, AttributeError):
             raise TypeError("items must be pairs of a stream and its text") from None
+        parts: Sequence[Any] = texts
         try:
             text = "".join(texts)
-            data = text.encode() if text.isascii() else None
+            if text.isascii():
+                data = text.encode()
+            else:
+                parts = list(map(str.encode, texts))
+                data = b"".join(parts)
         except TypeError:  # some are bytes
-            data = b"".join(texts) if set(map(type, texts)) == {bytes} else None
-        if data is None:
-            texts = [part.encode() if type(part) is str else _bytes(part) for part in texts]
-            data = b"".join(texts)
-        lens = array("I", map(len, texts))
+            if set(map(type, texts)) != {bytes}:
+                parts = [_bytes(part) for part in texts]
+            data = b"".join(parts)
+        lens = array("I", map(len, parts))
         if len(data) > _TEXT_MAX:
             raise ValueError(f"texts of {len(data)} bytes are longer than {_TEXT_MAX}; write them in parts")
+        self._step = streams, raws
         count = len(streams)
         result: int = _write_many(self._ref, raws, lens.tobytes(), count, data, len(data))
         if result == count:
             return count
-        return self._write_many_on(result, streams, raws, lens, data, _deadline(block))
+        return self._write_many_on(result, streams, raws, lens, data, deadline)
 
     def _write_many_on(
         self,
@@ -376,21 +385,30 @@ class Producer:
 
     def _write_each(self, streams: tuple[Stream, ...], lens: array[int], data: bytes, deadline: float) -> int:
         """What does not fit an empty ring at once goes in one by one."""
+        if not all(stream._producer is self for stream in streams):
+            raise self._failure(-errno.EBADF)
+        for stream in streams:
+            if stream._raw is _NOBODY:
+                raise self._failure(-errno.EBADF, stream)
         written = start = 0
+        refusal = None
         for index, (stream, length) in enumerate(zip(streams, lens, strict=True)):
-            if stream._producer is not self:
-                raise self._failure(-errno.EBADF)
             try:
                 written += stream.write(data[start : start + length], block=max(deadline - monotonic(), 0.0))
+            except StreamRefused as error:
+                refusal = error
             except RingFull as error:
                 raise RingFull(f"{error.message}; item {index} of {len(lens)}", error.hint, index) from None
             start += length
+        if refusal:
+            raise refusal
         return written
 
     def close(self) -> None:
         """Give the ring back. Streams still open end as `producer_lost`. Any number of times; harmless after a fork."""
         if _state(self._ref) == -errno.ECHILD:
             return
+        self._step = ((), b"")
         held.claw_py_stop(self._ref)  # threads that wait for room leave, and no call touches the mapping from here on
         with self._waits:
             held.claw_py_detach(self._ref)

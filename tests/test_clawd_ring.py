@@ -43,6 +43,7 @@ int main(int argc, char **argv)
 	struct claw_hint hint;
 	size_t size, len;
 	int status;
+	void *own;
 	pid_t pid;
 
 	if (argc != 3)
@@ -88,7 +89,13 @@ int main(int argc, char **argv)
 		EXPECT(claw_write(&producer, stream, "x", 1, 0, 1), -ECHILD);
 		EXPECT(claw_wait_room(&producer, 32, 0), -ECHILD);
 		EXPECT(claw_state(&producer), -ECHILD);
+		/* what a child has at the parent's addresses and descriptor numbers is its own */
+		own = mmap(producer.data, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		EXPECT(own == producer.data, 1);
 		claw_detach(&producer);
+		memset(own, 1, 4096);
+		EXPECT(write(producer.event_fd, text, 0), -1);
+		EXPECT(errno, EINVAL);
 		return 0;
 	}
 	EXPECT(waitpid(pid, &status, 0), pid);

@@ -158,6 +158,19 @@ def test_write_many_takes_str_bytes_and_any_script_in_one_commit(small) -> None:
     assert len({row.written_ns for row in tokens}) == 4, "one clock reading a call"
 
 
+def test_a_step_like_the_last_one_knows_the_streams_closed_since(small) -> None:
+    producer, ring = small
+    a, b = producer.open("a"), producer.open("b")
+    assert producer.write_many([(a, "1"), (b, "2")]) == 2
+    a.close()
+    again = producer.open("again")
+    with pytest.raises(StreamClosed, match='"a" is closed'):
+        producer.write_many([(a, "3"), (b, "4")])
+    assert producer.write_many([(again, "5"), (b, "6")]) == 2
+    ring.drain()
+    assert [ring.stream(name).data for name in ("a", "b", "again")] == [b"1", b"26", b"5"]
+
+
 # --- a full ring
 
 
@@ -203,6 +216,8 @@ def test_a_text_longer_than_the_ring_needs_block_and_then_goes_in_parts(small) -
     producer, ring = small
     stream, text = producer.open("a"), "中文🙂" * 5000
     ring.drain()
+    with pytest.raises(RingFull, match="the texts do not fit the ring"):
+        producer.write_many([(stream, text)])
     with pytest.raises(RingFull, match="longer than the ring of 4096; write it in parts, with block="):
         stream.write(text)
     assert ring.drain() == []
@@ -325,6 +340,8 @@ def test_a_refused_stream_raises_with_its_code_and_its_close_frees_the_handle(sm
     with pytest.raises(StreamClosed):
         silent.close()
     ring.drain()
+    with pytest.raises(StreamClosed, match='"a" is closed'):
+        producer.write_many([(other, "x" * 3000), (other, "x" * 3000), (stream, "y")], block=10)
     assert ring.stream("b").data == b"kept", "the rest of the step is written"
     assert [row.name for row in ring.live.values()] == ["b"]
 

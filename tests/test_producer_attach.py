@@ -338,6 +338,8 @@ def test_a_daemon_that_hangs_up_is_reported(fake: FakeClawd) -> None:
         (lambda p, s: p.open("x", meta={"a": float("nan")}), ValueError, "JSON"),
         (lambda p, s: p.open("x", requested_ns=-1), ValueError, "requested_ns"),
         (lambda p, s: p.open("x", block=-1), ValueError, "block must be at least 0"),
+        (lambda p, s: s.write("x", block=-1), ValueError, "block must be at least 0"),
+        (lambda p, s: p.write_many([], block="1"), TypeError, "block must be seconds"),
         (lambda p, s: s.write(5), TypeError, "text must be str or bytes, not int"),
         (lambda p, s: s.write(None), TypeError, "text must be str or bytes"),
         (lambda p, s: s.write("\ud800"), ValueError, "surrogates"),
