@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core without a daemon: rings written here byte by byte, frames parsed here. For tests of spool, streams, outbox."""
+"""The core without a daemon: rings written byte by byte, frames parsed. For tests of spool, streams and outbox."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_clawd import Drainer, FakeClawd, Ring
 
 from clawd.core import lib
 from clawd.csrc import build
+from fake_clawd import Drainer, FakeClawd, Ring
 
 COMPILERS = {
     "c11": ("gcc", "-std=c11", "-x", "c"),

@@ -7,10 +7,10 @@ import errno
 import time
 
 import pytest
-from rig import Item, Rig
 
 from clawd.core import lib
 from clawd.errors import CoreError
+from rig import Item, Rig
 
 TOKEN, OPEN, CLOSE, GAP = lib.CLAW_TOKEN, lib.CLAW_OPEN, lib.CLAW_CLOSE, lib.CLAW_GAP
 
@@ -108,7 +108,7 @@ def test_every_position_can_be_resumed_from() -> None:
 
 
 def test_a_full_window_stops_a_connection_until_it_acks() -> None:
-    with Rig() as rig:
+    with Rig({"stream_bytes": 1 << 20}) as rig:
         ring, client = rig.ring(), rig.core.connect()
         ring.open(0, "s")
         for _ in range(200):
@@ -168,8 +168,7 @@ def test_eviction_moves_the_cursor_of_a_reader_that_fell_behind() -> None:
     with Rig({"stream_bytes": 16384}) as rig:
         ring, client = rig.ring(), rig.core.connect()
         ring.open(0, "s")
-        attach(rig, client, 1, b"s", deadline_ns=later_ns())
-        attach(rig, client, 1, b"s", credit=150)
+        attach(rig, client, 1, b"s", deadline_ns=later_ns(), credit=150)
         seen = []
         for number in range(400):
             ring.write(0, b"%0100d" % number)
@@ -477,7 +476,7 @@ def test_times_are_accounted_once_a_frame_is_sent() -> None:
         now = time.monotonic_ns()
         ring.open(0, "s", requested_ns=now - 5_000_000)
         ring.put(TOKEN, 0, b"a", at=now)
-        ring.put(TOKEN, 0, b"b", at=1)  # a clock that makes no sense
+        ring.put(TOKEN, 0, b"b", at=now + 10**13)  # a clock that makes no sense
         rig.turn()
         attach(rig, client, 1, b"s")
         rig.turn()

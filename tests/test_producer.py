@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_clawd import Drainer, FakeClawd, Ring, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from clawd.errors import (
     StreamRefused,
 )
 from clawd.producer import Producer
+from fake_clawd import Drainer, FakeClawd, Ring, fill
 
 SMALL = 4096
 

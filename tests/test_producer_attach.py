@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_clawd import FakeClawd, Ring, fill
 
 import clawd
 from clawd.core import lib
@@ -24,6 +23,7 @@ from clawd.errors import (
     StreamRefused,
 )
 from clawd.producer import Producer
+from fake_clawd import FakeClawd, Ring, fill
 
 SMALL = 4096
 

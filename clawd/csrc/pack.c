@@ -7,9 +7,11 @@
 void claw_outbox_wake(struct claw_outbox *outbox)
 {
 	struct claw_streams *streams = outbox->streams;
-	while (streams->dirty != CLAW_NONE) {
-		struct claw_stream *stream = &streams->table[streams->dirty];
-		streams->dirty = stream->next_dirty;
+	while (streams->dirty.head != CLAW_NONE) {
+		struct claw_stream *stream = &streams->table[streams->dirty.head];
+		streams->dirty.head = stream->next_dirty;
+		if (streams->dirty.head == CLAW_NONE)
+			streams->dirty.tail = CLAW_NONE;
 		stream->dirty = 0;
 		if (stream->state == CLAW_STREAM_FREE || stream->state == CLAW_STREAM_AWAITED)
 			continue;

@@ -27,7 +27,7 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 		.free_head = CLAW_NONE,
 		.ended = { CLAW_NONE, CLAW_NONE },
 		.gone = { CLAW_NONE, CLAW_NONE },
-		.dirty = CLAW_NONE,
+		.dirty = { CLAW_NONE, CLAW_NONE },
 		.keep_ns = keep_ns,
 		.stream_blocks = (uint32_t)(stream_bytes / CLAW_BLOCK_BYTES),
 	};
@@ -402,8 +402,12 @@ void claw_stream_mark(struct claw_streams *streams, uint32_t index)
 	if (stream->dirty)
 		return;
 	stream->dirty = 1;
-	stream->next_dirty = streams->dirty;
-	streams->dirty = index;
+	stream->next_dirty = CLAW_NONE;
+	if (streams->dirty.tail == CLAW_NONE)
+		streams->dirty.head = index;
+	else
+		streams->table[streams->dirty.tail].next_dirty = index;
+	streams->dirty.tail = index;
 }
 
 uint64_t claw_streams_expire(struct claw_streams *streams, uint64_t now_ns)

@@ -46,7 +46,7 @@ struct claw_streams {
 	uint32_t free_head;
 	uint32_t count[CLAW_STREAM_GONE + 1]; /* by state */
 	struct claw_list ended, gone;
-	uint32_t dirty; /* list of streams with news for their attachments */
+	struct claw_list dirty; /* streams with news for their attachments, in the order it came */
 	uint64_t hash_key[2];
 	uint64_t ids; /* stream ids given */
 	uint64_t random; /* state of the incarnation generator */
