@@ -61,12 +61,14 @@ class Core:
         if not self._core:
             check(error[0], "make the core")
         self._tags = ffi.new("uint32_t[64]")
-        self._count = ffi.new("int *")
+        self._frames = lib.claw_frames(self._core)
+        self._events = lib.claw_events(self._core)
         self._row = ffi.new("struct claw_stream_row *")
         self._unmet = ffi.new("struct claw_unmet[64]")
         self.out = memoryview(ffi.buffer(lib.claw_out(self._core), lib.CLAW_OUT_BYTES))
         """The frames of the last turn."""
-        self.totals = lib.claw_totals(self._core)
+        self.outcome = lib.claw_outcome(self._core)
+        """struct claw_outcome of the last turn."""
 
     def close(self) -> None:
         """Unmap everything. The objects in shared memory stay."""
@@ -98,13 +100,18 @@ class Core:
 
     def frames(self) -> list[tuple[int, int, int]]:
         """What to send after a turn: (connection, offset in `out`, length)."""
-        frames = lib.claw_frames(self._core, self._count)
-        return [(frames[i].connection, frames[i].offset, frames[i].len) for i in range(self._count[0])]
+        count = self.outcome.frame_count
+        if count == 1:  # the usual case between two tokens
+            frame = self._frames
+            return [(frame.connection, frame.offset, frame.len)]
+        return [(frame.connection, frame.offset, frame.len) for frame in self._frames[0:count]] if count else []
 
     def events(self) -> list[tuple[int, int, int, int]]:
         """What to log after a turn: (kind, stream, ring, detail)."""
-        events = lib.claw_events(self._core, self._count)
-        return [(e.kind, e.stream, e.ring, e.detail) for e in events[0 : self._count[0]]]
+        count = self.outcome.event_count
+        if not count:
+            return []
+        return [(event.kind, event.stream, event.ring, event.detail) for event in self._events[0:count]]
 
     def sent(self, frame: memoryview | bytes, sent_ns: int) -> None:
         """Account the tokens of a frame that went out."""
@@ -181,6 +188,8 @@ class Core:
 
     def unmet(self) -> list[tuple[int, int]]:
         """Attachments, as (connection, id), that waited in vain and were taken out."""
+        if not self.outcome.unmet_ns:
+            return []
         count = lib.claw_unmet(self._core, time.monotonic_ns(), self._unmet, len(self._unmet))
         return [(self._unmet[i].connection, self._unmet[i].id) for i in range(count)]
 

@@ -82,6 +82,7 @@ def test_an_attach_that_waits_in_vain_is_told_once() -> None:
         client = rig.core.connect()
         assert attach(rig, client, 1, b"s", deadline_ns=1) == 1
         assert attach(rig, client, 2, b"s", deadline_ns=later_ns()) == 1
+        rig.turn()
         assert rig.core.unmet() == [(client, 1)]
         assert rig.core.unmet() == []
         assert rig.core.detach(client, 2)

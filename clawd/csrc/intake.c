@@ -8,11 +8,11 @@
 
 static void note(struct claw_core *core, uint32_t kind, uint32_t stream, const struct claw_ring *ring, uint32_t detail)
 {
-	if (core->event_count == CLAW_EVENT_COUNT) {
+	if (core->outcome.event_count == CLAW_EVENT_COUNT) {
 		core->totals.events_missed++;
 		return;
 	}
-	core->events[core->event_count++] = (struct claw_event){
+	core->events[core->outcome.event_count++] = (struct claw_event){
 		.kind = kind,
 		.stream = stream,
 		.ring = (uint32_t)(ring - core->rings),

@@ -183,6 +183,7 @@ static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_n
 		ring->violation = (uint32_t)-result;
 		ring->state = CLAW_RING_BROKEN;
 		core->totals.quarantined++;
+		core->outcome.rings_settled++;
 		claw_store_relaxed(&ring->drain.ctl->state_reason, ring->violation);
 		claw_store_release(&ring->drain.ctl->state, CLAW_STATE_QUARANTINED);
 		claw_ring_end(core, ring, "error:quarantined", now_ns);
@@ -191,6 +192,7 @@ static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_n
 	if (!result && ring->state == CLAW_RING_LEFT) {
 		claw_ring_end(core, ring, "producer_lost", now_ns);
 		ring->state = CLAW_RING_DONE;
+		core->outcome.rings_settled++;
 	}
 	return result;
 }
@@ -263,7 +265,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 {
 	const uint64_t second_ns = 1000000000;
 	int more = 0;
-	core->event_count = 0;
+	core->outcome.event_count = 0;
 	core->totals.turns++;
 	/* Rings whose producer is gone come first, so that their ends precede what a successor opens */
 	for (uint32_t i = 0; i < core->ring_used; i++)
@@ -284,25 +286,30 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	more |= claw_outbox_build(&core->outbox);
 	core->totals.frames += core->outbox.frame_count;
 	core->totals.frame_bytes += core->outbox.out_bytes;
+	core->outcome.frame_count = core->outbox.frame_count;
+	core->outcome.unmet_ns = core->outbox.unmet_ns;
 	core->pending = more;
 	return more;
 }
 
-const struct claw_frame *claw_frames(const struct claw_core *core, int *ret_count)
+const struct claw_outcome *claw_outcome(const struct claw_core *core)
 {
-	*ret_count = (int)core->outbox.frame_count;
+	return &core->outcome;
+}
+
+const struct claw_frame *claw_frames(const struct claw_core *core)
+{
 	return core->outbox.frames;
+}
+
+const struct claw_event *claw_events(const struct claw_core *core)
+{
+	return core->events;
 }
 
 const uint8_t *claw_out(const struct claw_core *core)
 {
 	return core->outbox.out;
-}
-
-const struct claw_event *claw_events(const struct claw_core *core, int *ret_count)
-{
-	*ret_count = (int)core->event_count;
-	return core->events;
 }
 
 void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns)

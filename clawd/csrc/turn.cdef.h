@@ -32,6 +32,15 @@ struct claw_event {
 	uint32_t detail;
 };
 
+/* What a turn came to: at the same address for the core's life, so that looking costs no call */
+struct claw_outcome {
+	uint32_t frame_count;
+	uint32_t event_count;
+	uint32_t rings_settled; /* rings that became DONE or BROKEN, since the start */
+	uint32_t reserved;
+	uint64_t unmet_ns; /* when claw_unmet has something to look for, 0 = not as things stand */
+};
+
 /* state of a ring, on clawd's side */
 enum {
 	CLAW_RING_FREE = 0,
@@ -114,9 +123,11 @@ int claw_ring_row(const struct claw_core *core, int ring, struct claw_ring_row *
 int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max);
 /* One turn. Returns 1 when there is more to do at once, else 0. Frames and events are valid until the next turn. */
 int claw_turn(struct claw_core *core, uint64_t now_ns);
-const struct claw_frame *claw_frames(const struct claw_core *core, int *ret_count);
+/* Where a turn leaves its results */
+const struct claw_outcome *claw_outcome(const struct claw_core *core);
+const struct claw_frame *claw_frames(const struct claw_core *core);
+const struct claw_event *claw_events(const struct claw_core *core);
 const uint8_t *claw_out(const struct claw_core *core);
-const struct claw_event *claw_events(const struct claw_core *core, int *ret_count);
 /* A frame went out at sent_ns: account its tokens. */
 void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint64_t sent_ns);
 

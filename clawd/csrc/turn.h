@@ -35,7 +35,7 @@ struct claw_core {
 	int epoll_fd;
 	int pending; /* the last turn left something undone */
 	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
-	uint32_t event_count;
+	struct claw_outcome outcome;
 	struct claw_event events[CLAW_EVENT_COUNT];
 	struct claw_totals totals;
 	struct claw_hist hist[CLAW_HIST_COUNT];

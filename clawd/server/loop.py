@@ -121,6 +121,8 @@ class Loop:
         return more or self._received
 
     def _log_events(self) -> None:
+        if not self._core.outcome.event_count:
+            return
         for kind, stream, _ring, detail in self._core.events():
             name = self._core.stream_name(stream)
             if kind == lib.CLAW_EVENT_REFUSED:

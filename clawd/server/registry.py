@@ -58,7 +58,7 @@ class Registry:
         self._next_tag = 1
         self._ready: dict[int, Callable[[], None]] = {}
         self._peers: set[Peer] = set()
-        self._quarantined = 0
+        self._settled = 0
         self._listener: socket.socket | None = None
         self.sessions: dict[str, Peer] = {}
         self.ended_sessions: list[str] = []
@@ -208,9 +208,10 @@ class Registry:
 
     def settle_rings(self) -> None:
         """After a turn: let go of rings that are drained or quarantined."""
-        if not self.rings or (self._core.totals.quarantined == self._quarantined and not self._any_left()):
+        settled = self._core.outcome.rings_settled
+        if settled == self._settled:
             return
-        self._quarantined = self._core.totals.quarantined
+        self._settled = settled
         for index, peer in list(self.rings.items()):
             assert peer.ring
             state = peer.ring.settled(self._core)
@@ -221,9 +222,6 @@ class Registry:
             peer.ring.drop(self._core)
             peer.ring = None
             self._gone(peer)
-
-    def _any_left(self) -> bool:
-        return any(peer not in self._peers for peer in self.rings.values())
 
     # --- ends ---
 

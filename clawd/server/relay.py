@@ -33,6 +33,11 @@ RECEIVE_MAX = 256
 """Messages taken a turn."""
 BACKLOG = 128
 
+# Plain ints: an enum's | and & cost more than a send
+_MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
+_LAST = int(zmq.DONTWAIT)
+_POLLIN = int(zmq.POLLIN)
+
 _ATTACH_CODES = {
     -errno.ENOENT: ("unknown", "no such stream is open"),
     -errno.ESTALE: ("gone", "the stream ended and is not kept any more"),
@@ -65,6 +70,7 @@ class Relay:
         self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
         self._socket.setsockopt(zmq.LINGER, 500)
+        self._get_option = self._socket.getsockopt
         self._by_routing_id: dict[bytes, Connection] = {}
         self._by_number: dict[int, Connection] = {}
         self._by_session: dict[str, Connection] = {}
@@ -124,8 +130,8 @@ class Relay:
     def _send(self, connection: Connection, message: bytes | memoryview) -> bool:
         """False: its queue is full. A connection that is gone is dropped, and counts as sent to."""
         try:
-            self._socket.send(connection.routing_id, zmq.SNDMORE | zmq.DONTWAIT)
-            self._socket.send(message, zmq.DONTWAIT)
+            self._socket.send(connection.routing_id, _MORE)
+            self._socket.send(message, _LAST)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -196,7 +202,7 @@ class Relay:
     def receive(self) -> bool:
         """Take what clients sent, at most RECEIVE_MAX messages. True: there was some, so ask again before sleeping."""
         for count in range(RECEIVE_MAX):
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not int(self._get_option(zmq.EVENTS)) & _POLLIN:
                 return count > 0
             try:
                 routing_id, *body = self._socket.recv_multipart(zmq.DONTWAIT)
