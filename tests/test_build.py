@@ -35,7 +35,7 @@ def test_the_core_knows_every_struct_that_is_declared() -> None:
         name for path in SOURCE.glob("*.cdef.h") for name in re.findall(r"^struct (\w+) \{", path.read_text(), re.M)
     }
     assert "claw_record" in declared
-    assert declared == set(clawd.core.ffi.list_types()[1])
+    assert declared == set(clawd.core.ffi.list_types()[1]) - clawd.core.OPAQUE
     assert [name for name in declared if clawd.core.ffi.sizeof(f"struct {name}") == 0] == []
 
 
