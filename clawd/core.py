@@ -39,6 +39,14 @@ def check(result: int, what: str) -> int:
     return result
 
 
+def guard() -> None:
+    """Survive producers that truncate their rings: a SIGBUS handler, tried once. Raises CoreError when it fails.
+
+    Call it last: a `faulthandler.enable()` after it would take its place.
+    """
+    check(lib.claw_guard_install(), "guard against truncated rings")
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a core holds at most; the names are those of struct claw_limits."""

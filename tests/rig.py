@@ -38,8 +38,8 @@ class RingWriter:
         self.data = mmap.mmap(data_fd, 0)
         self.ctl_map = mmap.mmap(ctl_fd, 0)
         self.ctl = ffi.from_buffer("struct claw_ctl *", self.ctl_map)
-        for fd in (data_fd, ctl_fd, event_fd):
-            os.close(fd)
+        self.data_fd, self.ctl_fd = data_fd, ctl_fd
+        os.close(event_fd)
         self.head = 0
         self.seq = 1
 

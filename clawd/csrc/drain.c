@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "barrier.h"
+#include "guard.h"
 
 static int has_size(int fd, uint64_t bytes)
 {
@@ -49,22 +50,37 @@ int claw_drain_init(struct claw_drain *ret_drain, int data_fd, int ctl_fd, uint6
 		.ring_bytes = ring_bytes,
 		.record_max = claw_record_max(ring_bytes),
 	};
-	return 0;
+	result = claw_guard_add(base, reserved, PROT_READ, &ret_drain->faulted);
+	if (!result)
+		result = claw_guard_add(ctl, sizeof(struct claw_ctl), PROT_READ | PROT_WRITE, &ret_drain->faulted);
+	if (result < 0)
+		claw_drain_deinit(ret_drain);
+	return result;
 }
 
 void claw_drain_deinit(struct claw_drain *drain)
 {
 	if (!drain->data)
 		return;
+	claw_guard_remove(drain->data);
+	claw_guard_remove(drain->ctl);
 	munmap(drain->data, CLAW_PAGE + 2 * drain->ring_bytes);
 	munmap(drain->ctl, sizeof(struct claw_ctl));
 	drain->data = NULL;
+}
+
+/* The handler writes it in the middle of a plain copy */
+static int is_faulted(const struct claw_drain *drain)
+{
+	return claw_load_relaxed(&drain->faulted) != 0;
 }
 
 int claw_drain_begin(struct claw_drain *drain)
 {
 	/* Pairs with the producer's release store of head: the records before it are whole. The only load this turn. */
 	uint64_t head = claw_load_acquire(&drain->data->head);
+	if (is_faulted(drain))
+		return -CLAW_BAD_MEMORY;
 	if (head - drain->pos > drain->ring_bytes || head % CLAW_RECORD_ALIGN)
 		return -CLAW_BAD_HEAD;
 	drain->head = head;
@@ -87,6 +103,8 @@ int claw_drain_next(struct claw_drain *drain, struct claw_record *ret_record)
 		return 0;
 	struct claw_record record;
 	copy_header(&record, drain->bytes + (drain->pos & (drain->ring_bytes - 1)));
+	if (is_faulted(drain))
+		return -CLAW_BAD_MEMORY;
 	if (record.len > drain->record_max || claw_record_bytes(record.len) > drain->head - drain->pos)
 		return -CLAW_BAD_LEN;
 	/* A ring taken over from an earlier clawd starts wherever that one stopped */
@@ -102,9 +120,10 @@ int claw_drain_next(struct claw_drain *drain, struct claw_record *ret_record)
 	return 1;
 }
 
-void claw_drain_copy(const struct claw_drain *drain, const struct claw_record *record, uint8_t *dst)
+int claw_drain_copy(const struct claw_drain *drain, const struct claw_record *record, uint8_t *dst)
 {
 	memcpy(dst, drain->bytes + (drain->pos & (drain->ring_bytes - 1)) + sizeof(*record), record->len);
+	return is_faulted(drain) ? -CLAW_BAD_MEMORY : 0;
 }
 
 void claw_drain_advance(struct claw_drain *drain, const struct claw_record *record)

@@ -14,7 +14,8 @@ enum {
 	CLAW_BAD_HANDLE = 6, /* out of range, opened twice, or not open */
 	CLAW_BAD_OPEN = 7, /* OPEN's lengths or name */
 	CLAW_BAD_CLOSE = 8, /* CLOSE or GAP with a reason that is empty, too long or not printable */
-	CLAW_BAD_COUNT = 9, /* GAP of nothing, or more than a stream can hold */
+	CLAW_BAD_COUNT = 9, /* GAP of nothing */
+	CLAW_BAD_MEMORY = 10, /* the ring's memory went away under our eyes: truncated */
 };
 
 struct claw_drain {
@@ -27,20 +28,25 @@ struct claw_drain {
 	uint64_t next_seq; /* 0 = take the first one as it comes */
 	uint64_t wake; /* what need_wake holds: odd = asleep */
 	uint32_t record_max;
+	uint32_t faulted; /* set by the guard: what was read since may be zeros that nobody wrote */
 };
 
-/* Map a ring by its descriptors, which may be closed after. 0, or -errno with nothing left mapped. */
+/*
+ * Map a ring by its descriptors, which may be closed after. 0, or -errno with nothing left mapped. Give the struct its
+ * final place first: the guard marks it there.
+ */
 int claw_drain_init(struct claw_drain *ret_drain, int data_fd, int ctl_fd, uint64_t ring_bytes);
 void claw_drain_deinit(struct claw_drain *drain);
-/* Load head, once for this turn. 0, or -CLAW_BAD_HEAD. */
+/* Load head, once for this turn. 0, -CLAW_BAD_HEAD or -CLAW_BAD_MEMORY. */
 int claw_drain_begin(struct claw_drain *drain);
 /*
  * Look at the next record: 1 with the header copied and checked in *ret_record, 0 when there is none, or -CLAW_BAD_….
  * Checks what one record can tell; handles and payloads are the caller's.
  */
 int claw_drain_next(struct claw_drain *drain, struct claw_record *ret_record);
-/* Copy that record's payload (record->len bytes) to dst, and go past it. */
-void claw_drain_copy(const struct claw_drain *drain, const struct claw_record *record, uint8_t *dst);
+/* Copy that record's payload, record->len bytes, to dst. 0, or -CLAW_BAD_MEMORY: then dst means nothing. */
+int claw_drain_copy(const struct claw_drain *drain, const struct claw_record *record, uint8_t *dst);
+/* Go past it. */
 void claw_drain_advance(struct claw_drain *drain, const struct claw_record *record);
 /* Give the ring bytes of all records taken back to the producer. */
 void claw_drain_ack(struct claw_drain *drain);

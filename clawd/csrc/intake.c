@@ -109,7 +109,9 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	struct claw_open open;
 	if (record->len < sizeof(open))
 		return -CLAW_BAD_OPEN;
-	claw_drain_copy(&ring->drain, record, core->scratch);
+	int result = claw_drain_copy(&ring->drain, record, core->scratch);
+	if (result < 0)
+		return result;
 	memcpy(&open, core->scratch, sizeof(open));
 	const uint8_t *name = core->scratch + sizeof(open);
 	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.reserved ||
@@ -162,7 +164,9 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 		claw_stream_drop(&core->streams, stream, 1);
 		return 0;
 	}
-	claw_drain_copy(&ring->drain, record, payload);
+	int result = claw_drain_copy(&ring->drain, record, payload);
+	if (result < 0)
+		return result; /* not committed */
 	int critical = core->streams.table[stream].row.tokens == 0 || record->flags & CLAW_URGENT;
 	claw_stream_commit(&core->streams, stream, &(struct claw_spooled){
 		.len = (uint16_t)record->len,
@@ -187,7 +191,9 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 		return -CLAW_BAD_HANDLE;
 	if (!record->len || record->len > CLAW_REASON_MAX)
 		return -CLAW_BAD_CLOSE;
-	claw_drain_copy(&ring->drain, record, core->scratch);
+	int result = claw_drain_copy(&ring->drain, record, core->scratch);
+	if (result < 0)
+		return result;
 	if (!is_text(core->scratch, record->len))
 		return -CLAW_BAD_CLOSE;
 	if (record->kind == CLAW_CLOSE) {

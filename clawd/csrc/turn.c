@@ -86,36 +86,37 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 	if (index == core->limits.max_rings)
 		return -EDQUOT;
 
-	struct claw_ring ring = { .state = CLAW_RING_LIVE, .ring_id = ring_id };
-	int result = claw_drain_init(&ring.drain, data_fd, ctl_fd, ring_bytes);
+	struct claw_ring *ring = &core->rings[index];
+	int result = claw_drain_init(&ring->drain, data_fd, ctl_fd, ring_bytes);
 	if (result < 0)
 		return result;
-	ring.handles = malloc(CLAW_HANDLE_COUNT * sizeof(*ring.handles));
-	ring.event_fd = ring.handles ? dup(event_fd) : -1;
+	ring->handles = malloc(CLAW_HANDLE_COUNT * sizeof(*ring->handles));
+	ring->event_fd = ring->handles ? dup(event_fd) : -1;
 	/* Edge-triggered and never read: each write wakes us, and nothing done to it can block us */
 	struct epoll_event event = { .events = EPOLLIN | EPOLLET, .data.u64 = 0 };
-	if (ring.event_fd < 0 || epoll_ctl(core->epoll_fd, EPOLL_CTL_ADD, ring.event_fd, &event) < 0) {
-		result = ring.handles ? -errno : -ENOMEM;
-		if (ring.event_fd >= 0)
-			close(ring.event_fd);
-		free(ring.handles);
-		claw_drain_deinit(&ring.drain);
+	if (ring->event_fd < 0 || epoll_ctl(core->epoll_fd, EPOLL_CTL_ADD, ring->event_fd, &event) < 0) {
+		result = ring->handles ? -errno : -ENOMEM;
+		if (ring->event_fd >= 0)
+			close(ring->event_fd);
+		free(ring->handles);
+		claw_drain_deinit(&ring->drain);
+		*ring = (struct claw_ring){ 0 };
 		return result;
 	}
-	memset(ring.handles, 0xff, CLAW_HANDLE_COUNT * sizeof(*ring.handles)); /* CLAW_NONE */
+	memset(ring->handles, 0xff, CLAW_HANDLE_COUNT * sizeof(*ring->handles)); /* CLAW_NONE */
 
-	struct claw_ctl *ctl = ring.drain.ctl;
+	struct claw_ctl *ctl = ring->drain.ctl;
 	ctl->magic = CLAW_MAGIC;
 	ctl->layout = CLAW_LAYOUT;
 	ctl->size = sizeof(*ctl);
-	ctl->record_max = ring.drain.record_max;
+	ctl->record_max = ring->drain.record_max;
 	ctl->ring_bytes = ring_bytes;
 	ctl->ring_id = ring_id;
 	ctl->daemon_epoch = daemon_epoch;
 	claw_store_release(&ctl->state, CLAW_STATE_OPEN);
-	ring.drain.next_seq = 1;
-
-	core->rings[index] = ring;
+	ring->drain.next_seq = 1;
+	ring->ring_id = ring_id;
+	ring->state = CLAW_RING_LIVE;
 	if (index == core->ring_used)
 		core->ring_used++;
 	return (int)index;

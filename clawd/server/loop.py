@@ -15,7 +15,7 @@ from typing import Any
 
 from clawd import log, protocol, sd
 from clawd.config import Config
-from clawd.core import Core, Limits, lib
+from clawd.core import Core, Limits, guard, lib
 from clawd.errors import HostError
 from clawd.server import memory, stats
 from clawd.server.instance import Instance
@@ -99,6 +99,7 @@ class Loop:
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
             log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
+            guard()  # the last handler to be installed
             reason = sd.ready()
             if reason:
                 log.warning("systemd not told, going on without", reason=reason)

@@ -34,6 +34,7 @@ VIOLATION = {
     lib.CLAW_BAD_OPEN: "open",
     lib.CLAW_BAD_CLOSE: "close",
     lib.CLAW_BAD_COUNT: "count",
+    lib.CLAW_BAD_MEMORY: "memory",
 }
 """What a quarantined producer did wrong, by CLAW_BAD_ number."""
 
