@@ -93,6 +93,7 @@ class Rig:
     limits: dict[str, int] = field(default_factory=dict)
     frames: list[bytes] = field(default_factory=list)
     charged: dict[int, int] = field(default_factory=dict)
+    writers: list[RingWriter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         values = DEFAULTS | self.limits
@@ -108,10 +109,17 @@ class Rig:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.core.close()
+        for writer in self.writers:
+            os.close(writer.data_fd)
+            os.close(writer.ctl_fd)
 
     def ring(self, ring_bytes: int = 1 << 16) -> RingWriter:
-        return RingWriter(self, ring_bytes)
+        self.writers.append(RingWriter(self, ring_bytes))
+        return self.writers[-1]
 
     def turn(self) -> list[Item]:
         """One turn: what it sends, record by record."""

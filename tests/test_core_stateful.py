@@ -56,7 +56,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "rig"):
-            self.rig.core.close()
+            self.rig.close()
 
     def has_room(self, size: int) -> bool:
         return self.ring.head - int(self.ring.ctl.ack_pos) + size + 64 <= self.ring.ring_bytes
