@@ -82,6 +82,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.ring.write(stream.handle, data, urgent=urgent)
         stream.tokens.append(data)
 
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 9))
+    def fill(self, name: bytes, count: int) -> None:
+        """Blocks' worth of tokens: what is evicted is mostly this."""
+        for _ in range(count):
+            self.write(name, 900, False)
+            self.turn()
+
     @rule(name=st.sampled_from(NAMES), reason=st.sampled_from([b"stop", b"length"]))
     def close(self, name: bytes, reason: bytes) -> None:
         stream = self.streams.get(name)
