@@ -161,8 +161,8 @@ class Link:
     def pump(self, *, control: bool = True, relay: bool = False, until: Inbox | None = None) -> bool:
         """Receive what is there, send what is due. True: something arrived, so pump again before sleeping.
 
-        `control` is False when the caller knows that its descriptor is silent, `relay` True when the relay's just was not.
-        Stops early once `until` has something.
+        `control` is False when the caller knows that its descriptor is silent, `relay` True when the relay's is known
+        not to be. Stops early once `until` has something.
         """
         if control:
             self._pump_control()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -173,7 +174,10 @@ class FakeRelay:
                     answer.put(error)
 
     def _hear_control(self, control: socket.socket) -> None:
-        packet = control.recv(4096)
+        try:
+            packet = control.recv(4096)
+        except ConnectionResetError:  # it left without reading the welcome
+            packet = b""
         if not packet:
             control.close()
             self._controls.remove(control)
@@ -185,9 +189,9 @@ class FakeRelay:
 
     def _welcome(self, control: socket.socket) -> None:
         self.sessions += 1
-        control.send(
-            protocol.encode(protocol.Welcome(protocol.VERSION, session=f"session-{self.sessions}", instance="test"))
-        )
+        welcome = protocol.Welcome(protocol.VERSION, session=f"session-{self.sessions}", instance="test")
+        with contextlib.suppress(BrokenPipeError):  # a client that is gone already
+            control.send(protocol.encode(welcome))
 
     def welcome(self) -> None:
         """Answer the hello that was left waiting."""
@@ -201,7 +205,8 @@ class FakeRelay:
             self._seen.put("probe")
             if self.answer_probes:
                 connected = protocol.Connected(version=protocol.VERSION, connection=self.connection)
-                self._router.send_multipart([peer, protocol.encode(connected)])
+                with contextlib.suppress(zmq.ZMQError):  # a client that is gone already
+                    self._router.send_multipart([peer, protocol.encode(connected)])
         elif message[0] == ord("{"):
             request: protocol.Message = protocol.decode(message, protocol.RELAY_REQUESTS)
             if isinstance(request, protocol.Attach):
