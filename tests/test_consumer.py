@@ -154,7 +154,7 @@ def test_acks_count_every_charged_byte_of_the_connection_and_only_grow(relay, co
     assert relay.acked[1][-1] <= charged
     relay.drop_relay()
     relay.expect(Attach)
-    size = relay.tell(at, 60, token(bytes(3000)), connection=1)  # late: read, but not of this connection
+    relay.tell(at, 60, token(bytes(1000)), connection=1)  # late: read, but not of this connection
     for seq in range(61, 70):
         size = relay.tell(at, seq, token(bytes(3000)))
         assert reading.read(PATIENCE_S).seq == seq - 1
@@ -361,6 +361,31 @@ def test_a_hole_in_the_sequence_fails_that_reading_only_and_detaches_it(relay, c
         bad.read(PATIENCE_S)
     assert [part.data for part in good] == [b"y"]
     assert relay.expect(Detach).id == at["bad"]
+
+
+def test_an_unread_record_keeps_only_its_own_bytes_alive(relay, consumer):
+    slow, busy = consumer.attach("slow"), consumer.attach("busy")
+    at = {attach.stream: attach.id for attach in (relay.expect(Attach), relay.expect(Attach))}
+    records = (token(bytes(3000)), token(bytes(3000)))
+    segments = [wire.Segment(at["busy"], 7, 0, records), wire.Segment(at["slow"], 7, 0, (token(b"x"),))]
+    relay.send(wire.frame(1, segments))
+    until(lambda: slow._inbox.pending)
+    assert len(slow._inbox.pending[0][0]) == len(token(b"x").pack())
+    assert slow.read(0).data == b"x"
+    assert busy.read_batch(0).data == bytes(6000)
+
+
+def test_a_reading_that_never_reached_clawd_gives_up_after_its_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr("clawd.link._ANSWER_S", 0.05)
+    with FakeRelay(tmp_path) as relay:
+        relay.answer_probes = False
+        with Consumer(tmp_path) as consumer:
+            waiting = consumer.attach("s", wait=PATIENCE_S)
+            given_up = consumer.attach("t", wait=0.05)
+            with pytest.raises(ControlError, match="no answer from clawd"):
+                given_up.read(PATIENCE_S)
+            with pytest.raises(ReadTimeout):
+                waiting.read(0)
 
 
 def test_a_read_that_times_out_loses_nothing(relay, consumer):
