@@ -7,19 +7,28 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import wire
 import zmq
 
 from clawd import protocol
-from tests import wire
 
 T = TypeVar("T")
 PATIENCE_S = 10.0
 """How long a test waits for what must come; it is not waited out when all is well."""
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another thread makes true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
 
 
 class FakeRelay:
