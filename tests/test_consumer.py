@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import wire
-from fake_relay import PATIENCE_S, until
+from fake_relay import PATIENCE_S, FakeRelay, until
 from wire import token
 
 from clawd import protocol
@@ -21,6 +23,18 @@ from clawd.consumer import Consumer, Gap
 from clawd.errors import ClawdError, ControlError, ReadingClosed, ReadTimeout
 
 Attach, Detach = protocol.Attach, protocol.Detach
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[FakeRelay]:
+    with FakeRelay(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def consumer(relay: FakeRelay) -> Iterator[Consumer]:
+    with Consumer(relay.directory) as connected:
+        yield connected
 
 
 def test_a_stream_cut_inside_characters_is_read_as_it_was_written(relay, consumer):
