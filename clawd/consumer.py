@@ -196,7 +196,7 @@ class Consumer:
         """Return once `inbox` has something; raise its error, or ReadTimeout. `eager`: with the first thing."""
         self._check()
         until = inbox if eager else None
-        control = False
+        relay = control = False
         with self._lock:
             self._waits += 1
             try:
@@ -209,13 +209,12 @@ class Consumer:
                         if self._leader is _KEEPER:  # now, as what this pump leaves behind would not wake it
                             os.eventfd_write(self._keeper_wake, 1)
                         self._leader = inbox
-                        if self._link.pump(control=control, until=until):
-                            self._dispatch(inbox)
-                            continue
+                        arrived = self._link.pump(control=control, relay=relay, until=until)
+                        relay = control = False
                         self._dispatch(inbox)
-                        if inbox.pending or inbox.done:
+                        if arrived or inbox.done:
                             continue
-                        control = self._lead(inbox, self._left(inbox, deadline))
+                        relay, control = self._lead(self._left(inbox, deadline))
                     else:
                         self._follow(inbox, self._left(inbox, deadline))
             finally:
@@ -230,8 +229,8 @@ class Consumer:
             raise ReadTimeout(f'nothing came from "{inbox.stream}" in time')
         return left
 
-    def _lead(self, inbox: Inbox, left: float | None) -> bool:
-        """Sleep on the sockets. True when something other than the relay's changed."""
+    def _lead(self, left: float | None) -> tuple[bool, bool]:
+        """Sleep on the sockets. Tells whether the relay's has something, and whether another has."""
         timeout = self._until_deadline(left)
         self._lock.release()
         try:
@@ -239,10 +238,10 @@ class Consumer:
         finally:
             self._lock.acquire()
         if len(events) == 1 and events[0][0] == self._link.relay_fd:
-            return False
+            return True, False
         if any(fd == self._wake for fd, _ in events):
             os.eventfd_read(self._wake)
-        return True
+        return False, bool(events)
 
     def _follow(self, inbox: Inbox, left: float | None) -> None:
         condition = self._followers[inbox] = threading.Condition(self._lock)

@@ -36,6 +36,7 @@ for _format, _name in ((_HEADER, "claw_frame_header"), (_SEGMENT, "claw_segment"
         raise ImportError(f"struct {_name} is not what link.py reads; build the core again")
 
 _ITEMS_MAX = (lib.CLAW_FRAME_MAX - _HEADER.size) // ffi.sizeof("struct claw_spooled")
+_parse = lib.claw_frame_parse
 _DATA = int(lib.CLAW_FRAME_DATA)
 _CHARGE = int(lib.CLAW_FRAME_CHARGE)
 _ACK_AT = int(lib.CLAW_WINDOW) // 4
@@ -157,10 +158,11 @@ class Link:
             self._due[inbox.id] = inbox
             self._send_flow()
 
-    def pump(self, *, control: bool = True, until: Inbox | None = None) -> bool:
+    def pump(self, *, control: bool = True, relay: bool = False, until: Inbox | None = None) -> bool:
         """Receive what is there, send what is due. True: something arrived, so pump again before sleeping.
 
-        `control` is False when the caller knows that its descriptor is silent. Stops early once `until` has something.
+        `control` is False when the caller knows that its descriptor is silent, `relay` True when the relay's is known
+        not to be. Stops early once `until` has something.
         """
         if control:
             self._pump_control()
@@ -170,11 +172,12 @@ class Link:
         get, recv = self._get, self._relay.recv
         arrived = False
         for _ in range(_BURST):
-            if not get(_EVENTS) & _POLLIN:
+            if not relay and not get(_EVENTS) & _POLLIN:
                 break
+            relay = False
             try:
                 frame = recv(_NOBLOCK)
-            except zmq.Again:
+            except zmq.Again:  # woken by something that was no message
                 break
             arrived = True
             if not frame:
@@ -307,7 +310,7 @@ class Link:
         self._pump_control(connected=True)
 
     def _take(self, frame: bytes) -> None:
-        found = lib.claw_frame_parse(ffi.from_buffer(frame), len(frame), self._items, _ITEMS_MAX, self._ret_connection)
+        found = _parse(frame, len(frame), self._items, _ITEMS_MAX, self._ret_connection)
         if found < 0:
             self._fail_all(ProtocolError(f"clawd sent a malformed frame of {len(frame)} bytes"))
             return

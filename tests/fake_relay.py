@@ -3,22 +3,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import wire
 import zmq
 
 from clawd import protocol
-from tests import wire
 
 T = TypeVar("T")
 PATIENCE_S = 10.0
 """How long a test waits for what must come; it is not waited out when all is well."""
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another thread makes true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
 
 
 class FakeRelay:
@@ -173,7 +183,10 @@ class FakeRelay:
                     answer.put(error)
 
     def _hear_control(self, control: socket.socket) -> None:
-        packet = control.recv(4096)
+        try:
+            packet = control.recv(4096)
+        except ConnectionResetError:  # it left without reading the welcome
+            packet = b""
         if not packet:
             control.close()
             self._controls.remove(control)
@@ -185,9 +198,9 @@ class FakeRelay:
 
     def _welcome(self, control: socket.socket) -> None:
         self.sessions += 1
-        control.send(
-            protocol.encode(protocol.Welcome(protocol.VERSION, session=f"session-{self.sessions}", instance="test"))
-        )
+        welcome = protocol.Welcome(protocol.VERSION, session=f"session-{self.sessions}", instance="test")
+        with contextlib.suppress(BrokenPipeError):  # a client that is gone already
+            control.send(protocol.encode(welcome))
 
     def welcome(self) -> None:
         """Answer the hello that was left waiting."""
@@ -201,7 +214,8 @@ class FakeRelay:
             self._seen.put("probe")
             if self.answer_probes:
                 connected = protocol.Connected(version=protocol.VERSION, connection=self.connection)
-                self._router.send_multipart([peer, protocol.encode(connected)])
+                with contextlib.suppress(zmq.ZMQError):  # a client that is gone already
+                    self._router.send_multipart([peer, protocol.encode(connected)])
         elif message[0] == ord("{"):
             request: protocol.Message = protocol.decode(message, protocol.RELAY_REQUESTS)
             if isinstance(request, protocol.Attach):

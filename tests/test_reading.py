@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from clawd.core import ffi, lib
 from clawd.errors import ClawdError
 from clawd.inbox import Inbox
 from clawd.reading import BaseReading, Gap, parse_position
-from tests import wire
 
 EXAMPLES = int(os.environ.get("CLAWD_TEST_EXAMPLES", "200"))
 ALL = "一二、three🙂 é" * 3
