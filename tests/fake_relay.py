@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import wire
 import zmq
 
+import wire
 from clawd import protocol
 
 T = TypeVar("T")

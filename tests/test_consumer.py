@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import wire
-from fake_relay import PATIENCE_S, FakeRelay, until
-from wire import token
 
+import wire
 from clawd import protocol
 from clawd.consumer import Consumer, Gap
 from clawd.errors import ClawdError, ControlError, ReadingClosed, ReadTimeout
+from fake_relay import PATIENCE_S, FakeRelay, until
+from wire import token
 
 Attach, Detach = protocol.Attach, protocol.Detach
 

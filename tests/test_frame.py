@@ -7,12 +7,12 @@ import errno
 import os
 
 import pytest
-import wire
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from wire import Record, Segment
 
+import wire
 from clawd.core import ffi, lib
+from wire import Record, Segment
 
 EXAMPLES = int(os.environ.get("CLAWD_TEST_EXAMPLES", "200"))
 ITEMS = 700

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import wire
-from fake_relay import PATIENCE_S, FakeRelay, until
-from wire import token
 
+import wire
 from clawd import protocol
 from clawd.consumer import Consumer
 from clawd.core import lib
 from clawd.errors import AttachError, ControlError, ProtocolError, ReadTimeout
+from fake_relay import PATIENCE_S, FakeRelay, until
+from wire import token
 
 Attach, Cancel, Detach = protocol.Attach, protocol.Cancel, protocol.Detach
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 
 import pytest
-import wire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import wire
 from clawd.core import ffi, lib
 from clawd.errors import ClawdError
 from clawd.inbox import Inbox
