@@ -66,6 +66,7 @@ struct claw_totals {
 	uint64_t turns;
 	uint64_t sleeps; /* times claw_wait went to sleep */
 	uint64_t rescued; /* data found by a timeout and not by a signal: a bug */
+	uint64_t storms; /* times a ring that kept waking us for nothing was not listened to for a while */
 	uint64_t records;
 	uint64_t tokens; /* tokens committed */
 	uint64_t text_bytes;
