@@ -25,6 +25,7 @@ ROWS = (
     ("clawd.ctl.demo.reader",),
     ("clawd.ctl.demo.account",),
     ("clawd.ctl.demo.job",),
+    ("clawd.ctl.demo.command",),
     ("clawd.ctl",),
     ("clawd.__main__",),
 )

@@ -62,8 +62,11 @@ def start_daemon(directory: Path, notify: Path) -> subprocess.Popen[bytes]:
 
 def why_ended(daemon: subprocess.Popen[bytes], directory: Path) -> str:
     """What a daemon that should run said last."""
+    code = daemon.wait()
+    if code < 0:
+        return f"the daemon was ended by signal {-code}"
     lines = (directory / "log").read_text(errors="replace").strip().splitlines()
-    return f"the daemon ended with code {daemon.wait()}: {lines[-1] if lines else 'it said nothing'}"
+    return f"the daemon ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
 
 
 def wait_ready(daemon: subprocess.Popen[bytes], directory: Path, told: socket.socket, pidfd: int) -> None:

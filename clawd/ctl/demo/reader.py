@@ -14,7 +14,7 @@ from typing import BinaryIO
 from clawd.consumer import Reading
 from clawd.ctl.demo.delay import Delays
 from clawd.ctl.demo.writer import PROGRESS, cost
-from clawd.errors import ClawdError
+from clawd.errors import ClawdError, HostError
 
 Show = Callable[[str], None]
 
@@ -66,7 +66,7 @@ def _read(
             received.bytes += len(batch.data)
             digest.update(batch.data)
             if output:
-                output.write(batch.data)
+                _write(output, batch.data)
         paid = cost(received.tokens, received.bytes)
         if paid - told >= step:
             told = paid
@@ -74,6 +74,17 @@ def _read(
                 os.write(progress, PROGRESS.pack(paid))
         if show:
             show(batch.text)
+    if output:
+        _write(output, b"", flush=True)
     received.digest = digest.hexdigest()
     received.gaps = len(reading.gaps)
     received.end_reason = reading.end_reason
+
+
+def _write(output: BinaryIO, data: bytes, *, flush: bool = False) -> None:
+    try:
+        output.write(data)
+        if flush:
+            output.flush()
+    except OSError as error:
+        raise HostError(f"cannot write the output: {error.strerror}") from error

@@ -98,7 +98,8 @@ class Screen:
                 self._print(name, wrap.line)
 
     def _section(self, name: str) -> list[str]:
-        return [*self._kept[name], self._wraps[name].line]
+        line = self._wraps[name].line
+        return [*self._kept[name], line] if line else list(self._kept[name])
 
     def _print(self, name: str, line: str) -> None:
         self._out.write(f"{name:<{self._label}}{line}".rstrip() + "\n")
