@@ -37,6 +37,19 @@ def start(module: str, order: dict[str, Any], inherited: Sequence[int] = ()) -> 
     )
 
 
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Tell a child to stop, give it `seconds`, and let go of it."""
+    assert process.stdin
+    process.stdin.close()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
 def report(**values: Any) -> None:
     """Tell the demo, in one line on stdout."""
     sys.stdout.write(json.dumps(values) + "\n")

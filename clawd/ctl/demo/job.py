@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from clawd.consumer import Consumer
 from clawd.ctl.demo.account import Account
-from clawd.ctl.demo.child import read_report, start
+from clawd.ctl.demo.child import end, read_report, start
 from clawd.ctl.demo.reader import Received, read
 from clawd.ctl.demo.screen import Screen
 from clawd.ctl.demo.writer import PROGRESS
@@ -62,10 +62,7 @@ def private_daemon() -> Iterator[tuple[subprocess.Popen[bytes], str, int]]:
             raise ClawdError(f"cannot start a daemon: {told['error'] if told else 'its keeper ended'}")
         yield keeper, told["runtime_dir"], told["stream_bytes"]
     finally:
-        assert keeper.stdin
-        keeper.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            keeper.wait(STOP_S)
+        end(keeper, STOP_S)
 
 
 def start_writers(
@@ -84,14 +81,9 @@ def start_writers(
             "fd": source.file.fileno(),
         }
         writer = start("clawd.ctl.demo.writer", order, [source.file.fileno()])
-        stack.callback(_end_writer, writer)
+        stack.callback(end, writer, 0)
         parts.append(Part(source, writer, Received()))
     return parts
-
-
-def _end_writer(writer: subprocess.Popen[bytes]) -> None:
-    writer.kill()  # it is at its end, or this is a failure
-    writer.wait()
 
 
 def check(keeper: subprocess.Popen[bytes], parts: list[Part]) -> None:
@@ -126,6 +118,7 @@ def run(sources: list[Source], seed: int, rate: float, screen: Screen | None) ->
         keeper, runtime_dir, stream_bytes = stack.enter_context(private_daemon())
         lead_bytes = stream_bytes // 2
         parts = start_writers(sources, runtime_dir, seed, rate, lead_bytes, stack)
+        stack.callback(_join, parts)
         consumer = stack.enter_context(Consumer(runtime_dir=runtime_dir))
         stack.callback(ended.set)
         for part in parts:
@@ -146,6 +139,13 @@ def run(sources: list[Source], seed: int, rate: float, screen: Screen | None) ->
             check(keeper, parts)
         check(keeper, parts)
         return [_account(part) for part in parts]
+
+
+def _join(parts: list[Part]) -> None:
+    """Wait for the readers, whose consumer is closed."""
+    for part in parts:
+        if part.thread and part.thread.ident:
+            part.thread.join(STOP_S)
 
 
 def _show_pieces(pieces: queue.Queue[tuple[str, str]], screen: Screen | None) -> None:
