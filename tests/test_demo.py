@@ -21,6 +21,7 @@ import pytest
 
 import clawd.ctl.demo
 
+ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(clawd.ctl.demo.__file__).parent
 TEXTS = {name: (HERE / f"{name}.txt").read_bytes() for name in ("english", "chinese", "figures")}
 KEYS = ("version", "streams", "tokens_sent", "tokens_received", "gaps", "intact", "first_token_us", "added_us",
@@ -288,6 +289,21 @@ def test_a_daemon_that_cannot_start_says_why(place: Place) -> None:
     assert (demo.returncode, demo.stdout) == (1, "")
     assert demo.stderr.startswith("demo: cannot start a daemon: the daemon ended with code 1: ")
     assert demo.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(
+    Path(sys.prefix) != ROOT / ".venv" or "LD_PRELOAD" in os.environ, reason="scripts/demo is for the .venv it makes"
+)
+def test_the_script_takes_files_from_where_it_was_called(place: Place) -> None:
+    here = place.path.parent
+    (here / "text").write_bytes(mixed(1000))
+    (here / "clawd").mkdir()  # must not be taken for the package
+    (here / "clawd" / "__init__.py").write_text("raise SystemExit('the wrong clawd')\n")
+    command = [ROOT / "scripts" / "demo", "--text", "text", "--output", "out", "--rate", "0", "--json"]
+    demo = subprocess.run(command, cwd=here, env=place.environment, capture_output=True, text=True, timeout=END_S)
+    assert demo.returncode == 0, demo.stderr
+    check_account(json.loads(demo.stdout))
+    assert (here / "out").read_bytes() == mixed(1000)
 
 
 def test_help_fits_80_columns(place: Place) -> None:
