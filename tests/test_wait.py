@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -133,3 +134,33 @@ def test_a_tag_is_never_taken_for_a_ring() -> None:
         rig.core.watch(fd, 0xFFFF_FFFF)
         assert rig.core.wait(0) == [0xFFFF_FFFF]
         os.close(fd)
+
+
+def test_next_turns_at_once_when_no_descriptor_is_readable() -> None:
+    with Rig() as rig:
+        ring, fd = rig.ring(), os.eventfd(1, os.EFD_NONBLOCK)
+        rig.core.watch(fd, 7)
+        ring.open(0, "s")
+        assert list(rig.core.next(SECOND)) == [7]
+        assert rig.core.refresh_totals().opened == 0, "the descriptor's news come first"
+        os.eventfd_read(fd)
+        assert list(rig.core.next(SECOND)) == []
+        assert rig.core.refresh_totals().opened == 1
+        os.close(fd)
+
+
+def test_a_signal_in_the_sleep_leaves_nothing_to_send_again() -> None:
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        ring.open(0, "s")
+        rig.turn()
+        rig.core.attach(client, 1, b"s", credit=1000)
+        rig.core.next(0)
+        assert rig.core.outcome.frame_count == 1
+        earlier = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            rig.core.next(30 * SECOND)
+        finally:
+            signal.signal(signal.SIGALRM, earlier)
+        assert rig.core.outcome.frame_count == 0

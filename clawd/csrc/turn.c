@@ -219,6 +219,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	core->totals.frame_bytes += core->outbox.out_bytes;
 	core->outcome.frame_count = core->outbox.frame_count;
 	core->outcome.unmet_ns = core->outbox.unmet_ns;
+	core->outcome.more = (uint32_t)more;
 	core->pending = more;
 	return more;
 }

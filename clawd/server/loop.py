@@ -110,11 +110,17 @@ class Loop:
     def _once(self, longest_ns: int) -> bool:
         """One pass. True: it left something to do at once."""
         core, registry, relay = self._core, self._registry, self._relay
-        for tag in core.wait(0 if self._received else relay.timeout_ns(longest_ns)):
-            registry.dispatch(tag)
-        more = core.turn()
-        relay.send_frames()
-        self._log_events()
+        tags = core.next(0 if self._received else relay.timeout_ns(longest_ns))
+        if tags:
+            for tag in tags:
+                registry.dispatch(tag)
+            core.turn()
+        # Before all else: this is what somebody waits for
+        if core.outcome.frame_count:
+            relay.send_frames()
+        more = bool(core.outcome.more)
+        if core.outcome.event_count:
+            self._log_events()
         registry.settle_rings()
         relay.tick(registry.ended_sessions)
         # Last before sleeping: a send may have swallowed the wake-up for what came in meanwhile
@@ -122,8 +128,6 @@ class Loop:
         return more or self._received
 
     def _log_events(self) -> None:
-        if not self._core.outcome.event_count:
-            return
         for kind, stream, _ring, detail in self._core.events():
             name = self._core.stream_name(stream)
             if kind == lib.CLAW_EVENT_REFUSED:

@@ -109,12 +109,9 @@ class Relay:
 
     def send_frames(self) -> None:
         """Send what the last turn built, then account it."""
-        frames = self._core.frames()
-        if not frames:
-            return
         out = self._core.out
         sent: list[tuple[memoryview, int]] = []
-        for number, offset, length in frames:
+        for number, offset, length in self._core.frames():
             connection = self._by_number.get(number)
             if connection is None:
                 continue
