@@ -103,7 +103,7 @@ class Core:
         return self._told(lib.claw_wait(self._core, timeout_ns, self._tags, TAGS_MAX))
 
     def next(self, timeout_ns: int) -> Sequence[int]:
-        """As `wait`; when it returns nothing a turn was made, or a signal cut the sleep short and nothing came of it."""
+        """As `wait`; returns nothing when a turn was made, or when a signal cut the sleep short."""
         count = lib.claw_next(self._core, timeout_ns, self._tags, TAGS_MAX)
         return self._told(count) if count else ()
 
