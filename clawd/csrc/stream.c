@@ -158,10 +158,12 @@ static void free_block(struct claw_streams *streams, struct claw_stream *stream,
 		stream->first_block = slots[block].next;
 	else
 		slots[slots[block].prev].next = slots[block].next;
-	if (slots[block].next == CLAW_NONE)
+	if (slots[block].next == CLAW_NONE) {
 		stream->last_block = slots[block].prev;
-	else
+		stream->shut = 1; /* a record there would seem to follow on what it holds */
+	} else {
 		slots[slots[block].next].prev = slots[block].prev;
+	}
 	stream->block_count--;
 	stream->row.spool_bytes -= CLAW_BLOCK_BYTES;
 	claw_spool_free(streams->spool, block);

@@ -26,7 +26,7 @@ struct claw_stream {
 	uint32_t incarnation;
 	uint16_t handle;
 	uint8_t dirty; /* has records that its attachments were not woken for */
-	uint8_t shut; /* the last block takes no more: a token after it was dropped */
+	uint8_t shut; /* the last block takes no more: what came after it was dropped or evicted */
 	uint32_t next_dirty;
 	uint32_t first_block, last_block;
 	uint32_t block_count;
