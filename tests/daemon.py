@@ -217,4 +217,3 @@ class Daemon:
         """Memory of the daemon that is not shared: what a client can cost it."""
         rows = Path(f"/proc/{self.pid}/smaps_rollup").read_text().split("\n")
         return 1024 * sum(int(row.split()[1]) for row in rows if row.startswith("Private_"))
-

@@ -70,6 +70,9 @@ class Got:
                 self.take(token)
         return self
 
+    def gaps(self) -> list[Gap]:
+        return [event for event in self.events if isinstance(event, Gap)]
+
 
 class History:
     """Everything that went in and came out in one test. Any thread may add to it."""
@@ -158,7 +161,9 @@ class History:
             return [*found, f"seq {seen.seq} was never written: {seen.data[:40]!r}"]
         put = written.puts[seen.seq]
         if seen.data != put.data:
-            found.append(f"seq {seen.seq} is {seen.data[:40]!r}{self._origin(stream, seen.data)}, not {put.data[:40]!r}")
+            found.append(
+                f"seq {seen.seq} is {seen.data[:40]!r}{self._origin(stream, seen.data)}, not {put.data[:40]!r}"
+            )
         elif seen.count != put.count:
             found.append(f"seq {seen.seq} stands for {seen.count} tokens, not {put.count}")
         elif seen.klass != (CRITICAL if put.urgent or seen.seq == 0 else NORMAL):
