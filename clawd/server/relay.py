@@ -157,7 +157,7 @@ class Relay:
     def _flush(self, connection: Connection) -> None:
         while connection.pending:
             message = connection.pending[0]
-            if not self._send(connection, message):
+            if not self._send(connection, message) or not connection.pending:  # full, or gone and dropped
                 return
             connection.pending.popleft()
             if message[0] == lib.CLAW_FRAME_DATA:
