@@ -282,9 +282,8 @@ def test_ctl_and_data_cannot_be_opened_again_by_somebody_else(daemon: Daemon) ->
     assert done.stdout.split() == ["refused"] * 3, done.stderr
 
 
-@pytest.mark.xfail(reason="the copy out of DATA runs under no SIGBUS guard yet (reliability.md A2)", strict=True)
 def test_a_producer_that_shrinks_its_memory_harms_its_stream_alone(tmp_path: Path) -> None:
-    """It can: its descriptor of DATA is writable. clawd then reads pages that are not there any more."""
+    """It can: its descriptor of DATA is writable. clawd then reads pages that are not there any more (SIGBUS)."""
     daemon = Daemon(tmp_path / "run", "--spool-bytes", "4M")
     try:
         daemon.start()
