@@ -410,4 +410,4 @@ def test_descriptors_sent_to_clawd_are_not_kept(daemon: Daemon) -> None:
         for _ in range(20):
             control.sendmsg([protocol.encode(protocol.Status())], rights)
             assert json.loads(control.recv(1 << 16))["op"] == "status"
-        assert len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) == before
+        assert len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) <= before
