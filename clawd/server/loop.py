@@ -30,6 +30,10 @@ SPOOL_SHARE = 4
 """The spool may take one part in so many of the shared memory that is free."""
 STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
+STOP_QUIET_NS = 300_000_000
+"""How long clients get to take what was sent, and to ack it: libzmq drops what they have not read from a connection
+that ends.
+"""
 LONGEST_SLEEP_NS = 60_000_000_000
 
 REFUSED = {
@@ -174,9 +178,16 @@ class Loop:
         """Accept nothing new, one last pass over every ring, leave rings and spool."""
         sd.stopping()
         self._registry.close()
-        deadline_ns = time.monotonic_ns() + STOP_NS
-        while self._once(0) and time.monotonic_ns() < deadline_ns:
-            pass
+        now_ns = last_ns = time.monotonic_ns()
+        deadline_ns = now_ns + STOP_NS
+        quiet_ns = STOP_QUIET_NS if self._relay.connection_count else 0
+        while now_ns < deadline_ns:
+            busy = self._once(max(0, last_ns + quiet_ns - now_ns))
+            now_ns = time.monotonic_ns()
+            if busy:
+                last_ns = now_ns
+            elif now_ns - last_ns >= quiet_ns:
+                break
         self._relay.close()
         log.event("stopped")
 
