@@ -69,11 +69,11 @@ X86_FENCE = r"\tlock or[lq]\t|\tmfence\b"
         (arm64, EDGES, "edge_room", [ARM_LOAD]),
         # sleep handshake: a full fence on both sides
         (arm64, EDGES, "edge_wake", [ARM_FENCE]),
-        (arm64, CSRC / "turn.c", "claw_wait", [r"claw_drain_sleep\b", ARM_FENCE]),
+        (arm64, CSRC / "wait.c", "claw_wait", [ARM_FENCE]),
         (arm64, CSRC / "drain.c", "claw_drain_has_data", [ARM_LOAD]),
         (x86_64, EDGES, "edge_wake", [X86_FENCE]),
         (x86_64, EDGES, "edge_publish", [X86_FENCE]),
-        (x86_64, CSRC / "turn.c", "claw_wait", [r"claw_drain_sleep\b", X86_FENCE]),
+        (x86_64, CSRC / "wait.c", "claw_wait", [X86_FENCE]),
         # the commit word of the spool, for a start after a crash
         (arm64, CSRC / "spool.c", "claw_spool_commit", [ARM_STORE]),
     ],
