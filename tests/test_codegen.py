@@ -77,6 +77,7 @@ X86_FENCE = r"\tlock or[lq]\t|\tmfence\b"
         # the commit word of the spool, for a start after a crash
         (arm64, CSRC / "spool.c", "claw_spool_commit", [ARM_STORE]),
     ],
+    ids=lambda value: getattr(value, "__name__", value) if isinstance(value, str) or callable(value) else "",
 )
 def test_the_edge_is_in_the_code(
     compiler: Callable[[Path, Path], None], source: Path, name: str, instructions: list[str], tmp_path: Path

@@ -43,6 +43,7 @@ struct reading {
 
 static struct memory memory;
 static int spool_fd, event_fd;
+static uint8_t *spool_view;
 static struct {
 	const uint8_t *at, *end;
 	struct claw_core *core;
@@ -86,15 +87,12 @@ static void put_record(struct claw_record *record, const void *payload)
 static void put_any(int odd)
 {
 	uint8_t payload[64] = { 0 };
-	struct claw_record record = {
-		.kind = (uint8_t)(1 + take(1) % 4),
-		.handle = (uint16_t)(take(1) % 8),
-		.flags = (uint8_t)(take(1) & 1),
-		.count = (uint32_t)(take(1) % 5),
-		.len = (uint32_t)(take(2) % 1025),
-		.ring_seq = it.seq,
-		.written_ns = it.now_ns - 1000,
-	};
+	struct claw_record record = { .ring_seq = it.seq, .written_ns = it.now_ns - 1000 + it.seq % 1000 };
+	record.kind = (uint8_t)(1 + take(1) % 4);
+	record.handle = (uint16_t)(take(1) % 8);
+	record.flags = (uint8_t)(take(1) & 1);
+	record.count = (uint32_t)(take(1) % 5);
+	record.len = (uint32_t)(take(2) % 1025);
 	if (odd) {
 		uint64_t field = take(1);
 		uint64_t value = take(8);
@@ -115,13 +113,34 @@ static void put_open(void)
 	struct claw_open open = { .name_len = 1, .meta_len = (uint16_t)(take(1)) };
 	memcpy(payload, &open, sizeof(open));
 	payload[sizeof(open)] = (uint8_t)('a' + take(1) % 4);
+	uint16_t handle = (uint16_t)(take(1) % 8);
 	put_record(&(struct claw_record){
 		.kind = CLAW_OPEN,
-		.handle = (uint16_t)(take(1) % 8),
+		.handle = handle,
 		.len = (uint32_t)(sizeof(open) + 1 + open.meta_len),
 		.ring_seq = it.seq,
-		.written_ns = it.now_ns - 1000,
+		.written_ns = it.now_ns - 1000 + it.seq % 1000, /* each its own */
 	}, payload);
+}
+
+/* What was sent as this token is what the spool has under its number */
+static void check_token(const struct claw_item *item, uint32_t client)
+{
+	const struct claw_streams *streams = &it.core->streams;
+	uint32_t at = claw_attachment_find(&it.core->outbox, it.clients[client], item->attachment);
+	CHECK(at != CLAW_NONE);
+	uint32_t block = claw_stream_seek(streams, it.core->outbox.attachments[at].stream, item->seq);
+	CHECK(block != CLAW_NONE);
+	uint64_t seq = streams->spool->slots[block].first_seq;
+	struct claw_spooled record;
+	for (uint32_t offset = 0;; offset += claw_spooled_bytes(record.len)) {
+		CHECK(offset < streams->spool->slots[block].used && seq <= item->seq);
+		memcpy(&record, claw_spool_records(streams->spool, block) + offset, sizeof(record));
+		if (record.kind == CLAW_TOKEN && seq == item->seq)
+			break;
+		seq += record.kind == CLAW_TOKEN ? 1 : record.kind == CLAW_GAP ? record.count : 0;
+	}
+	CHECK(record.written_ns == item->written_ns && record.len == item->len && record.count == item->count);
 }
 
 static void check_items(const uint8_t *frame, uint32_t len, uint32_t client)
@@ -136,34 +155,47 @@ static void check_items(const uint8_t *frame, uint32_t len, uint32_t client)
 		CHECK(reading->known && !reading->ended);
 		if (items[i].kind == CLAW_TOKEN || items[i].kind == CLAW_GAP)
 			CHECK(items[i].seq == reading->expected);
-		if (items[i].kind == CLAW_TOKEN)
+		if (items[i].kind == CLAW_TOKEN) {
+			check_token(&items[i], client);
 			reading->expected++;
-		else if (items[i].kind == CLAW_GAP)
+		}
+		if (items[i].kind == CLAW_GAP)
 			reading->expected += items[i].count;
 		reading->ended |= items[i].kind == CLAW_CLOSE;
 	}
 }
 
-/* Every block that a stream has holds whole records, and every block is a stream's or free */
+/*
+ * Every block that a stream has holds whole records; all others say that they are free; a live stream is known to the ring
+ * by its handle.
+ */
 static void check_spool(void)
 {
 	const struct claw_spool *spool = &it.core->spool;
-	uint32_t used = 0;
+	const struct claw_ring *ring = &it.core->rings[0];
+	uint8_t taken[SPOOL_BLOCKS] = { 0 };
+	uint32_t used = 0, live = 0;
 	for (uint32_t i = 0; i < it.core->streams.used; i++) {
 		const struct claw_stream *stream = &it.core->streams.table[i];
 		if (stream->state == CLAW_STREAM_FREE)
 			continue;
+		if (stream->state == CLAW_STREAM_LIVE) {
+			CHECK(ring->handles && ring->handles[stream->handle] == i);
+			live++;
+		}
 		uint32_t blocks = 0;
 		for (uint32_t block = stream->first_block; block != CLAW_NONE; block = spool->slots[block].next) {
 			const struct claw_slot *slot = &spool->slots[block];
 			uint64_t seq = slot->first_seq;
 			uint32_t offset = 0;
-			CHECK(block < spool->block_count && slot->stream == i && ++blocks <= spool->block_count);
+			CHECK(block < spool->block_count && slot->stream == i && !taken[block]++);
+			blocks++;
 			CHECK(slot->used <= CLAW_BLOCK_ROOM && claw_spool_block(spool, block)->committed == slot->used);
 			while (offset < slot->used) {
 				struct claw_spooled record;
 				CHECK(slot->used - offset >= sizeof(record));
 				memcpy(&record, claw_spool_records(spool, block) + offset, sizeof(record));
+				CHECK(record.len <= RING_BYTES / 4);
 				offset += claw_spooled_bytes(record.len);
 				seq += record.kind == CLAW_TOKEN ? 1 : record.kind == CLAW_GAP ? record.count : 0;
 			}
@@ -172,7 +204,9 @@ static void check_spool(void)
 		CHECK(blocks == stream->block_count);
 		used += blocks;
 	}
-	CHECK(used + spool->free_count == spool->block_count);
+	CHECK(used + spool->free_count == spool->block_count && live == ring->live);
+	for (uint32_t block = 0; block < spool->block_count; block++)
+		CHECK(taken[block] || !claw_spool_block(spool, block)->committed);
 }
 
 static void turn(void)
@@ -203,15 +237,11 @@ static void attach(void)
 	uint32_t client = flags & 1;
 	if (it.ids + 1 == IDS)
 		return;
-	struct claw_attach request = {
-		.name = &name,
-		.name_len = 1,
-		.id = it.ids + 1,
-		.after = (int64_t)(flags & 2 ? take(1) % 16 : 0) - 1,
-		.credit = take(2),
-		.cancel = flags & 4 ? 1 : 0,
-		.deadline_ns = flags & 8 ? it.now_ns + 1000000 * take(1) : 0,
-	};
+	struct claw_attach request = { .name = &name, .name_len = 1, .id = it.ids + 1 };
+	request.credit = take(2);
+	request.after = (int64_t)(flags & 2 ? take(1) % 16 : 0) - 1;
+	request.deadline_ns = flags & 8 ? it.now_ns + 1000000 * take(1) : 0;
+	request.cancel = flags & 4 ? 1 : 0;
 	it.readings[++it.ids] = (struct reading){ .client = client, .expected = (uint64_t)(request.after + 1), .known = 1 };
 	if (claw_attach_stream(it.core, it.clients[client], &request, it.now_ns) < 0)
 		it.readings[it.ids].known = 0;
@@ -229,10 +259,12 @@ static void flow(uint32_t client, int any)
 			message[i] = (uint8_t)take(1);
 		acked = header->acked;
 	}
-	if (!any || len & 1) { /* odd length: put in order as far as it goes */
+	if (!any || len & 3) { /* its head in order */
 		header->kind = CLAW_FRAME_FLOW;
 		header->version = CLAW_FRAME_VERSION;
 		header->connection = it.clients[client];
+	}
+	if (!any || len & 1) { /* and its length */
 		header->credits = 8;
 		len = sizeof(message);
 	}
@@ -358,6 +390,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!memory.data) {
 		struct memory made = memory_make(RING_BYTES);
 		spool_fd = memory_file("spool", limits.spool_bytes);
+		spool_view = must(mmap(NULL, limits.spool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, spool_fd, 0));
 		event_fd = eventfd(0, EFD_CLOEXEC);
 		memory = made;
 	}
@@ -368,6 +401,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	it.seq = 1;
 	memory.data->head = 0;
 	memset(memory.ctl, 0, sizeof(*memory.ctl));
+	memset(spool_view, 0, limits.spool_bytes);
 	it.core = claw_core_create(&limits, &error);
 	CHECK(it.core && claw_core_map_spool(it.core, spool_fd, limits.spool_bytes) == 0);
 	CHECK(claw_ring_add(it.core, memory.data_fd, memory.ctl_fd, event_fd, RING_BYTES, 7, 9) == 0);

@@ -35,6 +35,7 @@ def turns(number: int = 1) -> bytes:
 def core_programs() -> dict[str, bytes]:
     token = record(TOKEN_KIND, 0, 20)
     big = record(TOKEN_KIND, 0, 1024)
+    half = record(TOKEN_KIND, 0, 500)
     close = record(CLOSE_KIND, 0, 4, 0, 0, b"aaaa")
     gap = record(GAP_KIND, 0, 3, 4, 0, b"aaa")
     start = opened(0, 0) + turns() + attach(0)
@@ -44,6 +45,7 @@ def core_programs() -> dict[str, bytes]:
         "evicted": opened(0, 0) + turns() + (big * 3 + turns()) * 6 + attach(0) + turns(3) + close + turns(2),
         "evicted-while-read": start + token + turns() + (big * 3 + turns()) * 6 + grant(0, 9000) + turns(3),
         "no-credit": opened(0, 0) + turns() + attach(0, 0, 1) + (big * 3 + turns()) * 4 + grant(0, 500) + turns(),
+        "behind": opened(0, 0) + turns() + attach(0, 0, 4300) + (big * 3 + turns()) * 6 + grant(0, 9000) + turns(3),
         "window": start + (big * 3 + turns()) * 22 + grant(0, 9000) + turns(4),
         "two-readers": opened(0, 0) + turns() + attach(0) + attach(0, 1) + token * 4 + turns() + close + turns(),
         "awaited": attach(1, 0, 900, 200) + turns() + opened(1, 0) + token + close + turns(2),
@@ -56,9 +58,11 @@ def core_programs() -> dict[str, bytes]:
         "blocked": start + bytes([BLOCK, 2]) + token + turns() + bytes([BLOCK, 0]) + turns(),
         "spool-full": b"".join(opened(n, n) + (record(TOKEN_KIND, n, 1024) * 3 + turns()) * 3 for n in range(4)),
         "bad-len": start + bytes([ODD, 0, 0, 0, 1, 20, 0, 0]) + struct.pack("<Q", 0xFFFFFFFF) + turns(2),
+        "long-len": start + bytes([ODD, 0, 0, 0, 1, 20, 0, 0]) + struct.pack("<Q", 3600) + big * 2 + half + turns(2),
         "bad-head": start + bytes([HEAD, 1]) + struct.pack("<Q", 1 << 63) + turns(2),
         "raw": start + bytes([RAW, 64]) + bytes(range(64)) + turns(2),
         "flow": start + bytes([FLOW, 0, 65]) + bytes(range(65)) + turns(2),
+        "flow-cut": start + bytes([FLOW, 0, 18, 0, 0, 9]) + bytes(15) + turns(2),
     }
 
 
