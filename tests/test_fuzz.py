@@ -19,7 +19,7 @@ from fuzz import seeds
 pytestmark = pytest.mark.plain  # it compiles what it fuzzes
 
 FUZZ = TESTS / "fuzz"
-SECONDS = os.environ.get("CLAWD_TEST_SECONDS", "3")
+SECONDS = os.environ.get("CLAWD_TEST_SECONDS", "2")
 SEED = os.environ.get("CLAWD_TEST_SEED", "1")
 SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 PARTS = {"fuzz_core": (*CORE, "frame"), "fuzz_frame": ("frame",)}
