@@ -29,10 +29,13 @@ static uint8_t hits[MAP_SIZE], known[MAP_SIZE];
 static uint32_t touched[MAP_SIZE];
 static uint32_t touched_count;
 static uintptr_t last_pc;
+static __thread int followed; /* the main thread is: what disturbs is no way into the code */
 
 /* Called by the instrumented code at every basic block */
 void __sanitizer_cov_trace_pc(void)
 {
+	if (!followed)
+		return;
 	uintptr_t pc = (uintptr_t)__builtin_return_address(0);
 	uint32_t index = (uint32_t)((pc >> 1 ^ last_pc) * 0x9e3779b1u >> 8) % MAP_SIZE;
 	if (!hits[index])
@@ -239,6 +242,7 @@ int main(int argc, char **argv)
 	if (current == MAP_FAILED)
 		return 2;
 	state = seed * 0x9e3779b97f4a7c15u | 1;
+	followed = 1;
 
 	read_corpus(directory);
 	pthread_t thread;
