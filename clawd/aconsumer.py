@@ -22,7 +22,9 @@ from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
 __all__ = ["AsyncConsumer", "AsyncReading", "Batch", "Gap", "Token"]
 
 T = TypeVar("T")
-_RUN = 128  # tokens a task may take before the loop's others get a turn, when all of them are here already
+# Of what is here already, so that the loop's other tasks get their turns: 5 ms at most with 1,000 busy readings
+_RUN = 32  # tokens a task takes before it lets others run
+_BURST = 8  # messages taken at once
 
 
 class AsyncReading(BaseReading):
@@ -252,12 +254,14 @@ class AsyncConsumer:
 
     def _turn(self, *, control: bool = False, relay: bool = False) -> None:
         """Take what is there, up to a bound; wake who waits for it; come again if that was not all."""
-        # a second time at once, as mostly it finds that there is no more
-        more = self._link.pump(control=control, relay=relay) and self._link.pump(control=False)
+        link = self._link
+        more = link.pump(control=control, relay=relay, burst=_BURST)
+        if more:  # mostly that was all, and this says so without another turn of the loop
+            more = link.pump(control=False, burst=_BURST)
         self._dispatch()
         if more:
             self._used()
-        deadline = self._link.next_deadline()
+        deadline = link.next_deadline()
         if deadline != self._timer_at:
             self._set_timer(deadline)
 

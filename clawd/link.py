@@ -174,11 +174,13 @@ class Link:
             self._due[inbox.id] = inbox
             self._send_flow()
 
-    def pump(self, *, control: bool = True, relay: bool = False, until: Inbox | None = None) -> bool:
+    def pump(
+        self, *, control: bool = True, relay: bool = False, until: Inbox | None = None, burst: int = _BURST
+    ) -> bool:
         """Receive what is there, send what is due. True: something arrived, so pump again before sleeping.
 
         `control` is False when the caller knows that its descriptor is silent, `relay` True when the relay's is known
-        not to be. Stops early once `until` has something.
+        not to be. Stops early once `until` has something, and after `burst` messages.
         """
         if control:
             self._pump_control()
@@ -187,7 +189,7 @@ class Link:
             self._tick()
         get, recv = self._get, self._relay.recv
         arrived = False
-        for _ in range(_BURST):
+        for _ in range(burst):
             if not relay and not get(_EVENTS) & _POLLIN:
                 break
             relay = False
