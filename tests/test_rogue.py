@@ -215,7 +215,9 @@ def test_unread_bytes_that_change_while_they_are_drained_harm_their_stream_alone
         with honest(daemon, tokens=200), Consumer(daemon.runtime_dir) as consumer, Rogue(daemon.runtime_dir) as rogue:
             victim = consumer.attach(name := fresh("victim"))
             rogue.open(name.encode())
+            rogue.record(TOKEN, b"true")
             rogue.publish()
+            assert victim.read(30).data == b"true"
             over = threading.Event()
 
             def scribble(rogue: Rogue = rogue, over: threading.Event = over) -> None:
