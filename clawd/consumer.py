@@ -5,7 +5,6 @@ token reaches a lone reader without a thread between; a keeper thread takes over
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import threading
@@ -14,26 +13,15 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from clawd import protocol
-from clawd.errors import ClawdError, ReadingClosed, ReadTimeout
+from clawd.errors import ReadingClosed, ReadTimeout
 from clawd.inbox import Inbox
 from clawd.link import Link
 from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
 
 __all__ = ["Batch", "Consumer", "Gap", "Reading", "Token"]
 
-DEFAULT_RUNTIME_DIR = "/run/clawd"
 _KEEPER_S = 0.2  # without a reader for so long, the keeper pumps
 _KEEPER = Inbox("", None, 1, 0)  # stands for the keeper where the leader is named
-
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Reading(BaseReading):
@@ -77,20 +65,6 @@ class Reading(BaseReading):
                 deadline = time.monotonic() + timeout
             self._owner._wait(self._inbox, deadline, eager=False)
 
-    def cancel(self) -> None:
-        """End the stream for everybody, also before it opened; the end comes with reason `cancelled`. Idempotent."""
-        self._owner._cancel(self._inbox)
-
-    def close(self) -> None:
-        """Stop reading; the stream goes on. Idempotent."""
-        self._owner._detach(self._inbox)
-
-    def __enter__(self) -> Reading:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 class Consumer:
     """A connection to the clawd of `runtime_dir` (else $CLAWD_RUNTIME_DIR, else /run/clawd), usable by many threads.
@@ -99,12 +73,10 @@ class Consumer:
     """
 
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
-        given = runtime_dir if runtime_dir is not None else os.environ.get("CLAWD_RUNTIME_DIR") or DEFAULT_RUNTIME_DIR
-        self._forks = _forks
         self._closed = False
         # guards the link (so both sockets) and every field below; nobody sleeps with it
         self._lock = threading.Lock()
-        self._link = Link(os.fspath(given))
+        self._link = Link(runtime_dir)
         self._leader: Inbox | None = None
         self._followers: dict[Inbox, threading.Condition] = {}
         self._waits = 0
@@ -129,8 +101,6 @@ class Consumer:
         and 24 more) that were not read, which bounds the memory of a reading.
         """
         position = None if after is None else parse_position(after)
-        if not (isinstance(wait, (int, float)) and math.isfinite(wait) and isinstance(credit, int)):
-            raise ClawdError("cannot attach: wait is seconds, credit is bytes")
         self._check()
         with self._lock:
             self._check()
@@ -140,7 +110,7 @@ class Consumer:
 
     def close(self) -> None:
         """Close every reading and the connection. Idempotent; other threads that still read get ReadingClosed."""
-        if self._forks != _forks:
+        if self._link.disowned:
             return
         with self._lock:
             if self._closed:
@@ -165,7 +135,7 @@ class Consumer:
     # ---- for readings
 
     def _check(self) -> None:
-        if self._forks != _forks:
+        if self._link.disowned:
             raise ReadingClosed("this consumer belongs to the parent process", "make a new one after fork")
         if self._closed:
             raise ReadingClosed("the consumer is closed")
@@ -185,7 +155,7 @@ class Consumer:
             self._used()
 
     def _detach(self, inbox: Inbox) -> None:
-        if self._forks != _forks:
+        if self._link.disowned:
             return
         with self._lock:
             if not self._closed:
