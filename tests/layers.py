@@ -15,6 +15,7 @@ ROWS = (
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
     ("clawd.inbox", "clawd.session"),
     ("clawd.reading", "clawd.link"),
+    ("clawd.selection",),
     ("clawd.producer", "clawd.consumer", "clawd.aconsumer"),
     ("clawd.server.memory", "clawd.server.instance"),
     ("clawd.server.ring",),
