@@ -18,6 +18,7 @@ from clawd.errors import ClawdError, ReadingClosed, ReadTimeout
 from clawd.inbox import Inbox
 from clawd.link import Link
 from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
+from clawd.selection import Selection
 
 __all__ = ["AsyncConsumer", "AsyncReading", "Batch", "Gap", "Token"]
 
@@ -132,6 +133,7 @@ class AsyncConsumer:
             raise ClawdError("no event loop runs here", "make an AsyncConsumer inside of a coroutine") from error
         self._closed = False
         self._waiters: dict[Inbox, asyncio.Future[None]] = {}
+        self._selection: Selection[AsyncReading] = Selection()
         self._again: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -151,8 +153,26 @@ class AsyncConsumer:
         position = None if after is None else parse_position(after)
         self._check()
         inbox = self._link.attach(stream, position, wait, credit)
+        reading = AsyncReading(self, inbox)
+        self._selection.add(inbox, reading)
         self._used()
-        return AsyncReading(self, inbox)
+        return reading
+
+    async def select(self, timeout: float | None = None) -> list[AsyncReading]:
+        """Readings that have something here, for one task that reads many: then `read_batch` them.
+
+        At least one, each until all it has was read; one that ended or failed a last time, so that its next read says
+        so. Empty when nothing is read any more. Raises ReadTimeout when nothing came within `timeout` seconds.
+        """
+        deadline = None if timeout is None else self._loop.time() + timeout
+        while True:
+            self._check()
+            found = self._selection.take()
+            if found or self._selection.is_empty:
+                return found
+            if self._selection in self._waiters:
+                raise ClawdError("another task selects from this consumer", "let each task have a consumer of its own")
+            await self._wait(self._selection, deadline)
 
     def close(self) -> None:
         """Close every reading and the connection. Idempotent; tasks that still read get ReadingClosed."""
@@ -213,13 +233,18 @@ class AsyncConsumer:
         if self._link.disowned or self._closed:
             return
         self._check_place()
+        self._selection.drop(inbox)
         self._link.detach(inbox, ReadingClosed(f'the reading of "{inbox.stream}" is closed'))
         self._used()
+
+    def _ended(self, inbox: Inbox) -> None:
+        self._selection.end(inbox)
 
     async def _wait(self, inbox: Inbox, deadline: float | None) -> None:
         """Return when `inbox` may have something; raise its error, or ReadTimeout."""
         self._check()
         if inbox.done and not inbox.pending:
+            self._ended(inbox)
             raise inbox.error or ReadingClosed(f'the reading of "{inbox.stream}" is at its end')
         if deadline is not None and self._loop.time() >= deadline:
             self._turn()
@@ -270,6 +295,8 @@ class AsyncConsumer:
         for inbox in ready:
             if inbox in waiters:
                 _wake(waiters[inbox])
+            if self._selection.note(inbox) and self._selection in waiters:
+                _wake(waiters[self._selection])
         ready.clear()
 
     def _set_timer(self, deadline: float | None) -> None:

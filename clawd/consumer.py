@@ -17,6 +17,7 @@ from clawd.errors import ReadingClosed, ReadTimeout
 from clawd.inbox import Inbox
 from clawd.link import Link
 from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
+from clawd.selection import Selection
 
 __all__ = ["Batch", "Consumer", "Gap", "Reading", "Token"]
 
@@ -79,6 +80,7 @@ class Consumer:
         self._link = Link(runtime_dir)
         self._leader: Inbox | None = None
         self._followers: dict[Inbox, threading.Condition] = {}
+        self._selection: Selection[Reading] = Selection()
         self._waits = 0
         self._sleep_until: float | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -105,8 +107,24 @@ class Consumer:
         with self._lock:
             self._check()
             inbox = self._link.attach(stream, position, wait, credit)
+            reading = Reading(self, inbox)
+            self._selection.add(inbox, reading)
             self._used()
-        return Reading(self, inbox)
+        return reading
+
+    def select(self, timeout: float | None = None) -> list[Reading]:
+        """Readings that have something here, for one thread that reads many: then `read_batch` them.
+
+        At least one, each until all it has was read; one that ended or failed a last time, so that its next read says
+        so. Empty when nothing is read any more. Raises ReadTimeout when nothing came within `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                found = self._selection.take()
+                if found or self._selection.is_empty:
+                    return found
+            self._wait(self._selection, deadline, eager=False)
 
     def close(self) -> None:
         """Close every reading and the connection. Idempotent; other threads that still read get ReadingClosed."""
@@ -158,9 +176,13 @@ class Consumer:
         if self._link.disowned:
             return
         with self._lock:
+            self._selection.drop(inbox)
             if not self._closed:
                 self._link.detach(inbox, ReadingClosed(f'the reading of "{inbox.stream}" is closed'))
                 self._used()
+
+    def _ended(self, inbox: Inbox) -> None:
+        self._selection.end(inbox)
 
     def _wait(self, inbox: Inbox, deadline: float | None, *, eager: bool) -> None:
         """Return once `inbox` has something; raise its error, or ReadTimeout. `eager`: with the first thing."""
@@ -174,6 +196,7 @@ class Consumer:
                     if inbox.pending:
                         return
                     if inbox.done:
+                        self._ended(inbox)
                         raise inbox.error or ReadingClosed(f'the reading of "{inbox.stream}" is at its end')
                     if self._leader is None or self._leader is inbox or self._leader is _KEEPER:
                         if self._leader is _KEEPER:  # now, as what this pump leaves behind would not wake it
@@ -251,13 +274,17 @@ class Consumer:
         """Wake who waits for what arrived."""
         ready = self._link.ready
         for inbox in ready:
-            if inbox is me:
-                continue
-            if inbox is self._leader:
-                self._kick()
-            elif inbox in self._followers:
-                self._followers[inbox].notify()
+            if self._selection.note(inbox) and me is not self._selection:
+                self._tell(self._selection)
+            if inbox is not me:
+                self._tell(inbox)
         ready.clear()
+
+    def _tell(self, inbox: Inbox) -> None:
+        if inbox is self._leader:
+            self._kick()
+        elif inbox in self._followers:
+            self._followers[inbox].notify()
 
     def _kick(self) -> None:
         os.eventfd_write(self._keeper_wake if self._leader is _KEEPER else self._wake, 1)

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from clawd._core import ffi as ffi  # type: ignore[import-not-found]
 from clawd._core import lib as lib
 from clawd.errors import CoreError
 
+TAGS_MAX = 64
+"""Readable descriptors told at once."""
 OPAQUE = {"claw_core", "claw_producer"}
 """Structs that Python knows by pointer only."""
 
@@ -68,7 +71,7 @@ class Core:
         self._core = lib.claw_core_create(ffi.new("struct claw_limits *", vars(limits)), error)
         if not self._core:
             check(error[0], "make the core")
-        self._tags = ffi.new("uint32_t[64]")
+        self._tags = ffi.new("uint32_t[]", TAGS_MAX)
         self._frames = lib.claw_frames(self._core)
         self._events = lib.claw_events(self._core)
         self._row = ffi.new("struct claw_stream_row *")
@@ -97,7 +100,14 @@ class Core:
 
     def wait(self, timeout_ns: int) -> list[int]:
         """Sleep until there is something to do, at most `timeout_ns`. Returns the tags of readable descriptors."""
-        count = lib.claw_wait(self._core, timeout_ns, self._tags, len(self._tags))
+        return self._told(lib.claw_wait(self._core, timeout_ns, self._tags, TAGS_MAX))
+
+    def next(self, timeout_ns: int) -> Sequence[int]:
+        """As `wait`; returns nothing when a turn was made, or when a signal cut the sleep short."""
+        count = lib.claw_next(self._core, timeout_ns, self._tags, TAGS_MAX)
+        return self._told(count) if count else ()
+
+    def _told(self, count: int) -> list[int]:
         if count == -errno.EINTR:
             return []
         return list(self._tags[0 : check(count, "wait")])
@@ -215,8 +225,9 @@ class Core:
         at = ffi.new("int64_t *", start)
         rows = ffi.new("struct claw_stream_row[]", count)
         found = lib.claw_stream_rows(self._core, at, rows, count)
-        # Each row keeps the whole array alive
-        return [rows[i] for i in range(found)], None if at[0] < 0 else int(at[0])
+        # copied: an item of an array does not keep the array alive
+        copies = [ffi.new("struct claw_stream_row *", rows[i]) for i in range(found)]
+        return copies, None if at[0] < 0 else int(at[0])
 
     def stream_name(self, stream: int) -> str:
         """The name of a stream in an event, empty when the slot is free again."""

@@ -110,6 +110,8 @@ class Owner(Protocol):
 
     def _detach(self, inbox: Inbox) -> None: ...
 
+    def _ended(self, inbox: Inbox) -> None: ...
+
 
 def parse_position(position: str) -> tuple[int, int]:
     """(incarnation, sequence) of what `position` gave. Raises ClawdError for anything else."""
@@ -279,6 +281,7 @@ class BaseReading:
         else:
             self.end_reason = data.decode(errors="replace")
             self._over = True
+            self._owner._ended(self._inbox)
 
     def _turn_page(self) -> bool:
         """Go to the next segment, paying for the last; False when there is none yet."""

@@ -323,7 +323,7 @@ def test_a_client_that_reads_nothing_costs_bounded_memory(start: Start, history:
     count = 1000 if SANITIZED else 4000
     slow, used = [], []
     with Consumer(daemon.runtime_dir) as idle, Consumer(daemon.runtime_dir) as busy, Writer(daemon.runtime_dir) as one:
-        for turn in range(6):
+        for turn in range(8):
             names = load.names(4, f"t{turn}")
             expect(history, names, count, seed)
             slow += [(idle.attach(name, credit=4096), history.reading(name, "idle")) for name in names]
@@ -331,7 +331,10 @@ def test_a_client_that_reads_nothing_costs_bounded_memory(start: Start, history:
             follow_all(busy, history, names, "busy", batches=True)
             assert one.wait() == "done"
             used.append(daemon.private_bytes())
-        assert used[-1] - used[2] < 256 << 10, f"memory grows while a client reads nothing: {used}"
+        passed = daemon.total("frame_bytes") * 6 // 8
+        # the 1 MiB of frames a turn is touched bit by bit
+        assert SANITIZED or passed > 3 << 20, f"{passed} bytes are no load"
+        assert SANITIZED or used[-1] - used[1] < 2 << 20, f"memory grows while a client reads nothing: {used}"
         for reading, got in slow:
             got.follow(reading)
             assert len(reading.gaps) <= 1, "one hole is one gap"

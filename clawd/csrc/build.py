@@ -14,7 +14,21 @@ import cffi
 
 SOURCE = Path(__file__).resolve().parent
 # In the order of their dependence: a later noun's struct may hold an earlier one's.
-NOUNS = ("ring", "frame", "producer", "guard", "drain", "hist", "spool", "stream", "outbox", "pack", "intake", "turn")
+NOUNS = (
+    "ring",
+    "frame",
+    "producer",
+    "guard",
+    "drain",
+    "hist",
+    "spool",
+    "stream",
+    "outbox",
+    "pack",
+    "intake",
+    "wait",
+    "turn",
+)
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fvisibility=hidden",
          # cffi's generated wrappers, not ours: unused parameters and strict prototypes of the CPython headers
          "-Wno-unused-parameter", "-Wno-missing-field-initializers"]  # fmt: skip

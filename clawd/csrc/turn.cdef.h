@@ -37,7 +37,7 @@ struct claw_outcome {
 	uint32_t frame_count;
 	uint32_t event_count;
 	uint32_t rings_settled; /* rings that became DONE or BROKEN, since the start */
-	uint32_t reserved;
+	uint32_t more; /* the turn left something to do at once */
 	uint64_t unmet_ns; /* when claw_unmet has something to look for, 0 = not as things stand */
 };
 
@@ -66,6 +66,7 @@ struct claw_totals {
 	uint64_t turns;
 	uint64_t sleeps; /* times claw_wait went to sleep */
 	uint64_t rescued; /* data found by a timeout and not by a signal: a bug */
+	uint64_t storms; /* times a ring that kept waking us for nothing was not listened to for a while */
 	uint64_t records;
 	uint64_t tokens; /* tokens committed */
 	uint64_t text_bytes;
@@ -121,6 +122,11 @@ int claw_ring_row(const struct claw_core *core, int ring, struct claw_ring_row *
  * tags it wrote to ret_tags, or -errno (EINTR included).
  */
 int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max);
+/*
+ * Wait, and when no descriptor of Python's is readable, turn at once: between two tokens this is the one call of a pass.
+ * As claw_wait; 0 = a turn was made.
+ */
+int claw_next(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max);
 /* One turn. Returns 1 when there is more to do at once, else 0. Frames and events are valid until the next turn. */
 int claw_turn(struct claw_core *core, uint64_t now_ns);
 /* Where a turn leaves its results */

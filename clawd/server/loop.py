@@ -30,6 +30,10 @@ SPOOL_SHARE = 4
 """The spool may take one part in so many of the shared memory that is free."""
 STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
+STOP_QUIET_NS = 300_000_000
+"""How long clients get to take what was sent, and to ack it: libzmq drops what they have not read from a connection
+that ends.
+"""
 LONGEST_SLEEP_NS = 60_000_000_000
 
 REFUSED = {
@@ -110,11 +114,17 @@ class Loop:
     def _once(self, longest_ns: int) -> bool:
         """One pass. True: it left something to do at once."""
         core, registry, relay = self._core, self._registry, self._relay
-        for tag in core.wait(0 if self._received else relay.timeout_ns(longest_ns)):
-            registry.dispatch(tag)
-        more = core.turn()
-        relay.send_frames()
-        self._log_events()
+        tags = core.next(0 if self._received else relay.timeout_ns(longest_ns))
+        if tags:
+            for tag in tags:
+                registry.dispatch(tag)
+            core.turn()
+        # Before all else: this is what somebody waits for
+        if core.outcome.frame_count:
+            relay.send_frames()
+        more = bool(core.outcome.more)
+        if core.outcome.event_count:
+            self._log_events()
         registry.settle_rings()
         relay.tick(registry.ended_sessions)
         # Last before sleeping: a send may have swallowed the wake-up for what came in meanwhile
@@ -122,8 +132,6 @@ class Loop:
         return more or self._received
 
     def _log_events(self) -> None:
-        if not self._core.outcome.event_count:
-            return
         for kind, stream, _ring, detail in self._core.events():
             name = self._core.stream_name(stream)
             if kind == lib.CLAW_EVENT_REFUSED:
@@ -170,9 +178,16 @@ class Loop:
         """Accept nothing new, one last pass over every ring, leave rings and spool."""
         sd.stopping()
         self._registry.close()
-        deadline_ns = time.monotonic_ns() + STOP_NS
-        while self._once(0) and time.monotonic_ns() < deadline_ns:
-            pass
+        now_ns = last_ns = time.monotonic_ns()
+        deadline_ns = now_ns + STOP_NS
+        quiet_ns = STOP_QUIET_NS if self._relay.connection_count else 0
+        while now_ns < deadline_ns:
+            busy = self._once(max(0, last_ns + quiet_ns - now_ns))
+            now_ns = time.monotonic_ns()
+            if busy:
+                last_ns = now_ns
+            elif now_ns - last_ns >= quiet_ns:
+                break
         self._relay.close()
         log.event("stopped")
 
