@@ -406,10 +406,12 @@ def test_a_peer_that_asks_without_reading_answers_is_let_go(daemon: Daemon) -> N
 
 
 def test_descriptors_sent_to_clawd_are_not_kept(daemon: Daemon) -> None:
+    fds = Path(f"/proc/{daemon.pid}/fd")
     with dial(daemon.runtime_dir) as control:
-        before = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("10i", *[control.fileno()] * 10))]
+        counts = []
         for _ in range(20):
             control.sendmsg([protocol.encode(protocol.Status())], rights)
             assert json.loads(control.recv(1 << 16))["op"] == "status"
-        assert len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) <= before
+            counts.append(len(list(fds.iterdir())))
+        assert counts[-1] <= counts[0], counts
