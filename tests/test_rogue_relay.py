@@ -21,6 +21,7 @@ import zmq
 from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.producer import Producer
+from clawd.server.relay import FAULTS_MAX
 from tests import wire
 from tests.daemon import SANITIZED, Daemon, until
 from tests.rogue.producer import dial
@@ -147,6 +148,17 @@ def test_a_message_that_is_wrong_is_answered_and_the_connection_goes_on(daemon: 
         answer = rogue.ask(make(rogue))
         assert (answer["op"], answer["code"]) == ("error", code)
         rogue.pong()
+
+
+def test_a_client_that_breaks_rules_again_and_again_is_logged_twice_and_starts_over(daemon: Daemon) -> None:
+    before = len(daemon.log.find("client broke a rule"))
+    with honest(daemon), client(daemon) as rogue:
+        for _ in range(FAULTS_MAX + 5):
+            rogue.relay.send(b"nonsense")
+        while json.loads(rogue.relay.recv())["op"] != "connected":
+            pass  # dropped, and answered like a newcomer
+        daemon.log.wait("again and again")
+        assert len(daemon.log.find("client broke a rule")) <= before + 2
 
 
 @pytest.mark.parametrize("parts", [[b"", b""], [b'{"op":"ping"}', b"more"], [b"x"] * 2000, [b""] * 1000], ids=len)
