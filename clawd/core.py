@@ -225,8 +225,9 @@ class Core:
         at = ffi.new("int64_t *", start)
         rows = ffi.new("struct claw_stream_row[]", count)
         found = lib.claw_stream_rows(self._core, at, rows, count)
-        # Each row keeps the whole array alive
-        return [rows[i] for i in range(found)], None if at[0] < 0 else int(at[0])
+        # copied: an item of an array does not keep the array alive
+        copies = [ffi.new("struct claw_stream_row *", rows[i]) for i in range(found)]
+        return copies, None if at[0] < 0 else int(at[0])
 
     def stream_name(self, stream: int) -> str:
         """The name of a stream in an event, empty when the slot is free again."""

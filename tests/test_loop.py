@@ -214,7 +214,7 @@ def test_an_idle_daemon_sleeps(daemon: Daemon) -> None:
 def test_python_m_clawd_says_that_it_is_ready_on_stderr_alone(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "run", *SMALL)
     with daemon:
-        assert f"ready runtime_dir={daemon.runtime_dir} instance={daemon.instance} pid={daemon.pid}" in str(daemon.log)
+        daemon.log.wait(f"ready runtime_dir={daemon.runtime_dir} instance={daemon.instance} pid={daemon.pid}")
         mode = (daemon.runtime_dir.stat().st_mode & 0o777, (daemon.runtime_dir / "control.sock").stat().st_mode & 0o777)
         assert mode == (0o750, 0o660)
     assert sys.executable in daemon.command

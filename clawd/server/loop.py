@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -28,6 +29,12 @@ SPOOL_OBJECT_BYTES = 256 << 20
 """A larger spool is cut into objects of this size."""
 SPOOL_SHARE = 4
 """The spool may take one part in so many of the shared memory that is free."""
+DESCRIPTORS = 64
+"""That clawd needs for itself."""
+DESCRIPTORS_CLIENT = 2
+"""Control and relay connection."""
+DESCRIPTORS_PRODUCER = 4
+"""Control connection, pidfd, eventfd; one more while a ring is handed over."""
 STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
 STOP_QUIET_NS = 300_000_000
@@ -46,6 +53,7 @@ REFUSED = {
 def serve(config: Config) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ClawdError when it cannot start."""
     with Instance(config.runtime_dir) as instance:
+        raise_descriptor_limit(config)
         close_left_behind(instance.id)
         memory.sweep(instance.id)
         core = Core(
@@ -65,6 +73,17 @@ def serve(config: Config) -> int:
         finally:
             core.close()
     return 0
+
+
+def raise_descriptor_limit(config: Config) -> None:
+    """As far as the host allows. One below what the settings may need is said: libzmq ends clawd when it is met."""
+    need = DESCRIPTORS + DESCRIPTORS_CLIENT * config.max_clients + DESCRIPTORS_PRODUCER * config.max_producers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < need:
+        soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < need:
+        log.warning("too few descriptors, going on", limit=soft, need=need, hint="lower max_clients or raise ulimit -n")
 
 
 def make_spool(core: Core, instance: str, size: int) -> None:
