@@ -104,6 +104,7 @@ class Rig:
         fd = os.memfd_create("spool")
         os.ftruncate(fd, values["spool_bytes"])
         self.core.map_spool(fd, values["spool_bytes"])
+        self.spool = mmap.mmap(fd, 0)
         os.close(fd)
 
     def __enter__(self) -> Rig:
@@ -123,6 +124,10 @@ class Rig:
     def ring(self, ring_bytes: int = 1 << 16) -> RingWriter:
         self.writers.append(RingWriter(self, ring_bytes))
         return self.writers[-1]
+
+    def block(self, index: int) -> Any:
+        """The struct claw_block that a start after a crash would find there."""
+        return ffi.from_buffer("struct claw_block *", memoryview(self.spool)[index * lib.CLAW_BLOCK_BYTES :])[0]
 
     @contextmanager
     def asleep(self, ring: RingWriter) -> Iterator[None]:

@@ -26,10 +26,10 @@ static void stop(struct claw_ring *ring, uint16_t handle, uint64_t open_seq, uin
 	claw_store_release(&ring->drain.ctl->stopped[handle], open_seq << 8 | why);
 }
 
-static void end_stream(struct claw_core *core, struct claw_ring *ring, uint32_t stream, const uint8_t *reason,
-		       uint32_t reason_len, uint64_t now_ns)
+static void end_stream(struct claw_core *core, struct claw_ring *ring, uint32_t stream, uint64_t ring_seq,
+		       const uint8_t *reason, uint32_t reason_len, uint64_t now_ns)
 {
-	claw_stream_end(&core->streams, stream, reason, reason_len, now_ns);
+	claw_stream_end(&core->streams, stream, ring_seq, reason, reason_len, now_ns);
 	ring->live--;
 	core->totals.ended++;
 	note(core, CLAW_EVENT_ENDED, stream, ring, 0);
@@ -45,7 +45,7 @@ void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns
 	ring->handles[entry->handle] = CLAW_DISCARD;
 	stop(ring, entry->handle, entry->open_seq, CLAW_STOPPED_CANCELLED);
 	core->totals.cancelled++;
-	end_stream(core, ring, stream, (const uint8_t *)reason, sizeof(reason) - 1, now_ns);
+	end_stream(core, ring, stream, 0, (const uint8_t *)reason, sizeof(reason) - 1, now_ns);
 }
 
 void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns)
@@ -55,7 +55,7 @@ void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *r
 		if (stream == CLAW_NONE || stream == CLAW_DISCARD)
 			continue;
 		ring->handles[handle] = CLAW_NONE;
-		end_stream(core, ring, stream, (const uint8_t *)reason, (uint32_t)strlen(reason), now_ns);
+		end_stream(core, ring, stream, 0, (const uint8_t *)reason, (uint32_t)strlen(reason), now_ns);
 	}
 }
 
@@ -199,7 +199,7 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 	if (record->kind == CLAW_CLOSE) {
 		ring->handles[record->handle] = CLAW_NONE;
 		if (stream != CLAW_DISCARD)
-			end_stream(core, ring, stream, core->scratch, record->len, now_ns);
+			end_stream(core, ring, stream, record->ring_seq, core->scratch, record->len, now_ns);
 		return 0;
 	}
 	if (!record->count)

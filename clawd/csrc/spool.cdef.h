@@ -23,6 +23,7 @@ struct claw_block {
 	uint16_t handle;
 	uint8_t name_len;
 	uint8_t reserved;
-	uint8_t pad[64];
+	uint64_t next_seq; /* in a stream's first block: no sequence below it is given again, though no block may hold it */
+	uint8_t pad[56];
 	uint8_t name[256];
 };

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 
+#include "barrier.h"
+
 static void *reserve_zeroed(uint64_t bytes)
 {
 	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -151,6 +153,14 @@ static void list_remove(struct claw_streams *streams, struct claw_list *list, ui
 		streams->table[stream->younger].older = stream->older;
 }
 
+/* Before the block with the highest sequence goes, or when a token is dropped: a start after a crash must not give these
+ * numbers to other tokens. */
+static void remember_seq(struct claw_streams *streams, const struct claw_stream *stream)
+{
+	if (stream->first_block != CLAW_NONE)
+		claw_store_release(&claw_spool_block(streams->spool, stream->first_block)->next_seq, stream->next_seq);
+}
+
 static void free_block(struct claw_streams *streams, struct claw_stream *stream, uint32_t block)
 {
 	struct claw_slot *slots = streams->spool->slots;
@@ -160,6 +170,7 @@ static void free_block(struct claw_streams *streams, struct claw_stream *stream,
 		slots[slots[block].prev].next = slots[block].next;
 	if (slots[block].next == CLAW_NONE) {
 		stream->last_block = slots[block].prev;
+		remember_seq(streams, stream);
 		stream->shut = 1; /* a record there would seem to follow on what it holds */
 	} else {
 		slots[slots[block].next].prev = slots[block].prev;
@@ -337,6 +348,7 @@ void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t cou
 {
 	struct claw_stream *stream = &streams->table[index];
 	stream->next_seq += count;
+	remember_seq(streams, stream);
 	stream->shut = 1;
 	streams->dropped_tokens += count;
 	claw_stream_mark(streams, index);
@@ -373,8 +385,8 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	return 0;
 }
 
-void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
-		     uint64_t now_ns)
+void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring_seq, const uint8_t *reason,
+		     uint32_t reason_len, uint64_t now_ns)
 {
 	struct claw_stream *stream = &streams->table[index];
 	/* Readers are told the reason kept here; the record is for a start after a crash, so a full spool is no failure. */
@@ -385,6 +397,7 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t
 			.len = (uint16_t)reason_len,
 			.kind = CLAW_CLOSE,
 			.klass = CLAW_NORMAL,
+			.ring_seq = ring_seq,
 			.written_ns = now_ns,
 		});
 	}

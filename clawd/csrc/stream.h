@@ -72,8 +72,9 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
 void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header);
 void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count);
-void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
-		     uint64_t now_ns);
+/* ring_seq: of the producer's CLOSE, 0 when it is clawd that ends the stream. */
+void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring_seq, const uint8_t *reason,
+		     uint32_t reason_len, uint64_t now_ns);
 void claw_stream_mark(struct claw_streams *streams, uint32_t index);
 /* Take a stream out of the table once nobody reads or awaits it. */
 void claw_stream_release(struct claw_streams *streams, uint32_t index);
