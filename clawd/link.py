@@ -90,6 +90,7 @@ class Link:
         self._next_id = 1
         self._connection: int | None = None
         self._acked = self._acked_sent = 0
+        self._refused = False
         self._fatal: ClawdError | None = None
         self._give_up_at: float | None = None
         self._items = ffi.new("struct claw_item[]", _ITEMS_MAX)
@@ -135,6 +136,9 @@ class Link:
             raise ClawdError(f"cannot attach: {error}") from error
         self._next_id = self._next_id % (2**32 - 1) + 1
         self._inboxes[inbox.id] = inbox
+        if self._refused:  # for want of room: any message asks again
+            self._refused = False
+            self._send(protocol.encode(protocol.Ping()))
         self._attach(inbox)
         return inbox
 
@@ -294,6 +298,7 @@ class Link:
         elif isinstance(message, protocol.Failure):
             text = f"{message.text or 'refused by clawd'} ({message.code})"
             if message.id == 0:
+                self._refused = self._connection is None
                 self._fail_all(AttachError(f"cannot read: {text}", message.code))
             elif (inbox := self._inboxes.get(message.id)) is not None:
                 self._finish(inbox, AttachError(f'cannot read "{inbox.stream}": {text}', message.code))

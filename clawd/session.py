@@ -40,7 +40,7 @@ class Session:
         try:
             self._dial()
         except OSError as error:
-            if error.errno != errno.EAGAIN:  # clawd is there, its queue is full
+            if error.errno not in (errno.EAGAIN, errno.EPIPE):  # clawd is there: its queue is full, or it has no room
                 what = error.strerror or str(error)
                 raise ControlError(f'cannot reach clawd at "{self._path}": {what}', "is it running there?") from error
             self._retry_later()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the whole path share: a daemon, its history, random numbers that can be had again."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.history import History
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Starts a daemon with flags of the test's choice."""
+    with ExitStack() as stack:
+        yield lambda *flags: stack.enter_context(Daemon(tmp_path / "run", *flags))
+
+
+@pytest.fixture
+def daemon(start: Callable[..., Daemon]) -> Daemon:
+    return start("--spool-bytes", "16M")
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+@pytest.fixture
+def seed() -> int:
+    """Printed, and taken from $CLAWD_TEST_SEED to run a test again as it was."""
+    value = int(os.environ.get("CLAWD_TEST_SEED") or secrets.randbits(32))
+    print(f"CLAWD_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture
+def dice(seed: int) -> random.Random:
+    return random.Random(seed)
