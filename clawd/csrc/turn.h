@@ -20,6 +20,7 @@ struct claw_ring {
 	uint32_t live; /* streams */
 	uint64_t ring_id;
 	uint64_t records, tokens, bytes;
+	struct claw_page_peer peer;
 	struct claw_drain drain;
 	uint32_t *handles; /* stream index, CLAW_NONE = not open, CLAW_DISCARD = clawd ended it, CLOSE not seen yet */
 };
@@ -37,12 +38,15 @@ struct claw_core {
 	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
 	struct claw_outcome outcome;
 	struct claw_event events[CLAW_EVENT_COUNT];
-	struct claw_totals totals;
-	struct claw_hist hist[CLAW_HIST_COUNT];
+	struct claw_page page;
+	struct claw_totals *totals; /* in the page, as are the histograms */
 	uint8_t scratch[CLAW_RECORD_MAX];
 };
 
 void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
+/* show.c: the page */
+void claw_show(struct claw_core *core, uint64_t now_ns);
+void claw_show_ring(struct claw_core *core, struct claw_ring *ring);
 /* intake.c: what the records of a ring mean */
 int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns);
 void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns);

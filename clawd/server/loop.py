@@ -11,13 +11,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from clawd import log, protocol, sd
+from clawd import __version__, log, sd
 from clawd.config import Config
-from clawd.core import Core, Limits, guard, lib
+from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
-from clawd.server import memory, stats
+from clawd.page import stats_name
+from clawd.server import memory
 from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
@@ -30,7 +30,8 @@ SPOOL_SHARE = 4
 """The spool may take one part in so many of the shared memory that is free."""
 STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
-LONGEST_SLEEP_NS = 60_000_000_000
+BEAT_NS = 1_000_000_000
+"""A turn comes at least so often: readers of the page know by it that clawd lives."""
 
 REFUSED = {
     lib.CLAW_STOPPED_EXISTS: "exists",
@@ -44,23 +45,36 @@ def serve(config: Config) -> int:
     with Instance(config.runtime_dir) as instance:
         close_left_behind(instance.id)
         memory.sweep(instance.id)
-        core = Core(
-            Limits(
-                spool_bytes=config.spool_bytes,
-                stream_bytes=config.stream_bytes,
-                keep_ns=config.keep,
-                max_streams=config.max_streams,
-                max_rings=config.max_producers,
-                max_connections=config.max_clients,
-                max_attachments=config.max_attachments,
-            )
+        limits = Limits(
+            spool_bytes=config.spool_bytes,
+            stream_bytes=config.stream_bytes,
+            keep_ns=config.keep,
+            max_streams=config.max_streams,
+            max_rings=config.max_producers,
+            max_connections=config.max_clients,
+            max_attachments=config.max_attachments,
         )
-        try:
+        with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
             Loop(core, config, instance).run()
+    return 0
+
+
+@contextmanager
+def shown(instance: str, limits: Limits) -> Iterator[Core]:
+    """A core whose figures others can read as long as it runs."""
+    page = memory.create(
+        instance, page_bytes(limits), name=f"/{stats_name(instance)}", mode=0o640, setting="max_streams"
+    )
+    try:
+        core = Core(limits, page.fd)
+        try:
+            yield core
         finally:
             core.close()
-    return 0
+    finally:
+        page.close()
+        page.unlink()
 
 
 def make_spool(core: Core, instance: str, size: int) -> None:
@@ -85,11 +99,10 @@ class Loop:
     def __init__(self, core: Core, config: Config, instance: Instance) -> None:
         self._core = core
         self._instance = instance
-        self._started_ns = time.monotonic_ns()
         self._stopping = False
         self._received = False
-        epoch = secrets.randbits(63) | 1
-        self._registry = Registry(core, config, instance.id, epoch, self._answer)
+        self._epoch = secrets.randbits(63) | 1
+        self._registry = Registry(core, config, instance.id, self._epoch)
         self._relay = Relay(core, self._registry.sessions)
 
     def run(self) -> None:
@@ -98,13 +111,14 @@ class Loop:
             self._relay.listen(self._instance.relay_path)
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
+            self._core.publish(self._epoch, time.monotonic_ns(), __version__)
             log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
             guard()  # the last handler to be installed
             reason = sd.ready()
             if reason:
                 log.warning("systemd not told, going on without", reason=reason)
             while not self._stopping:
-                self._once(LONGEST_SLEEP_NS)
+                self._once(BEAT_NS)
             self._stop()
 
     def _once(self, longest_ns: int) -> bool:
@@ -132,17 +146,6 @@ class Loop:
                 log.event("stream opened", logging.DEBUG, stream=name)
             else:
                 log.event("stream ended", logging.DEBUG, stream=name)
-
-    def _answer(self, request: protocol.Message) -> dict[str, Any]:
-        if isinstance(request, protocol.Streams):
-            return stats.streams(self._core, request.start)
-        return stats.status(
-            self._core,
-            instance=self._instance.id,
-            started_ns=self._started_ns,
-            producers=len(self._registry.rings),
-            clients=len(self._registry.sessions),
-        )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
