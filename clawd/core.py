@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from clawd._core import ffi as ffi  # type: ignore[import-not-found]
 from clawd._core import lib as lib
 from clawd.errors import CoreError
 
+TAGS_MAX = 64
+"""Readable descriptors told at once."""
 OPAQUE = {"claw_core", "claw_producer", "claw_view"}
 """Structs that Python knows by pointer only."""
 
@@ -100,7 +103,7 @@ class Core:
         self._core = lib.claw_core_create(ffi.new("struct claw_limits *", vars(limits)), page_fd, error)
         if not self._core:
             check(error[0], "make the core")
-        self._tags = ffi.new("uint32_t[64]")
+        self._tags = ffi.new("uint32_t[]", TAGS_MAX)
         self._frames = lib.claw_frames(self._core)
         self._events = lib.claw_events(self._core)
         self._row = ffi.new("struct claw_stream_row *")
@@ -117,9 +120,10 @@ class Core:
             self.out.release()
             lib.claw_core_destroy(core)
 
-    def publish(self, epoch: int, started_ns: int, version: str) -> None:
+    def publish(self, epoch: int, started_ns: int, version: str, runtime_dir: str | os.PathLike[str]) -> None:
         """From now on others can read the page."""
-        lib.claw_core_publish(self._core, os.getpid(), epoch, started_ns, version.encode())
+        where = os.fsencode(os.path.abspath(runtime_dir))
+        lib.claw_core_publish(self._core, os.getpid(), epoch, started_ns, version.encode(), where)
 
     def label_ring(self, ring: int, peer: Label) -> None:
         check(lib.claw_ring_label(self._core, ring, peer.row()), "name a producer")
@@ -142,7 +146,14 @@ class Core:
 
     def wait(self, timeout_ns: int) -> list[int]:
         """Sleep until there is something to do, at most `timeout_ns`. Returns the tags of readable descriptors."""
-        count = lib.claw_wait(self._core, timeout_ns, self._tags, len(self._tags))
+        return self._told(lib.claw_wait(self._core, timeout_ns, self._tags, TAGS_MAX))
+
+    def next(self, timeout_ns: int) -> Sequence[int]:
+        """As `wait`; returns nothing when a turn was made, or when a signal cut the sleep short."""
+        count = lib.claw_next(self._core, timeout_ns, self._tags, TAGS_MAX)
+        return self._told(count) if count else ()
+
+    def _told(self, count: int) -> list[int]:
         if count == -errno.EINTR:
             return []
         return list(self._tags[0 : check(count, "wait")])

@@ -87,6 +87,7 @@ def _stream(row: Any) -> dict[str, Any]:
         "state": STREAM_STATE.get(row.state, str(row.state)),
         "incarnation": row.incarnation,
         "reason": text(row.reason, row.reason_len) or None,
+        "next_seq": row.next_seq,
         "tokens": row.tokens,
         "text_bytes": row.text_bytes,
         "spool_bytes": row.spool_bytes,

@@ -6,6 +6,10 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -33,13 +37,12 @@ class RingWriter:
         data_fd, ctl_fd = os.memfd_create("data"), os.memfd_create("ctl")
         os.ftruncate(data_fd, lib.CLAW_PAGE + ring_bytes)
         os.ftruncate(ctl_fd, ffi.sizeof("struct claw_ctl"))
-        event_fd = os.eventfd(0)
+        event_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.index = rig.core.add_ring(data_fd, ctl_fd, event_fd, ring_bytes, 7, 9)
         self.data = mmap.mmap(data_fd, 0)
         self.ctl_map = mmap.mmap(ctl_fd, 0)
         self.ctl = ffi.from_buffer("struct claw_ctl *", self.ctl_map)
-        self.data_fd, self.ctl_fd = data_fd, ctl_fd
-        os.close(event_fd)
+        self.data_fd, self.ctl_fd, self.event_fd = data_fd, ctl_fd, event_fd
         self.head = 0
         self.seq = 1
 
@@ -114,12 +117,22 @@ class Rig:
     def close(self) -> None:
         self.core.close()
         for writer in self.writers:
-            os.close(writer.data_fd)
-            os.close(writer.ctl_fd)
+            for fd in (writer.data_fd, writer.ctl_fd, writer.event_fd):
+                os.close(fd)
 
     def ring(self, ring_bytes: int = 1 << 16) -> RingWriter:
         self.writers.append(RingWriter(self, ring_bytes))
         return self.writers[-1]
+
+    @contextmanager
+    def asleep(self, ring: RingWriter) -> Iterator[None]:
+        """The body runs while the core sleeps in `wait`, for a quarter of a second in all."""
+        sleeper = threading.Thread(target=self.core.wait, args=(250_000_000,))
+        sleeper.start()
+        while not int(ring.ctl.need_wake) & 1:
+            time.sleep(0.001)  # there is nothing to wait on: this is the handshake's own word
+        yield
+        sleeper.join()
 
     def turn(self) -> list[Item]:
         """One turn: what it sends, record by record."""

@@ -68,9 +68,10 @@ def test_the_wheel_holds_the_modules_and_the_core_and_no_source(tmp_path: Path) 
     assert (version, tags[:2]) == (clawd.__version__, ["cp311", "abi3"])
     names = zipfile.ZipFile(wheel).namelist()
     assert {"clawd/__init__.py", "clawd/_core.abi3.so", "clawd/py.typed"} <= set(names)
+    assert {f"clawd/ctl/demo/{text}.txt" for text in ("english", "chinese", "figures")} <= set(names)
     assert ("clawd/clawd_ring.h" in names) is (SOURCE / "clawd_ring.h").exists()
     if "clawd/clawd_ring.h" in names:
         assert b'#include "' not in zipfile.ZipFile(wheel).read("clawd/clawd_ring.h")
     packed = [name for name in names if ".dist-info/" not in name]
-    allowed = (".py", ".abi3.so", "/py.typed", "/clawd_ring.h")
+    allowed = (".py", ".abi3.so", "/py.typed", "/clawd_ring.h", ".txt")
     assert [name for name in packed if not (name.startswith("clawd/") and name.endswith(allowed))] == []

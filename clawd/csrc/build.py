@@ -14,8 +14,23 @@ import cffi
 
 SOURCE = Path(__file__).resolve().parent
 # In the order of their dependence: a later noun's struct may hold an earlier one's.
-NOUNS = ("ring", "frame", "producer", "guard", "drain", "hist", "page", "spool", "stream", "outbox", "pack",
-         "intake", "show", "turn")  # fmt: skip
+NOUNS = (
+    "ring",
+    "frame",
+    "producer",
+    "guard",
+    "drain",
+    "hist",
+    "page",
+    "spool",
+    "stream",
+    "outbox",
+    "pack",
+    "intake",
+    "show",
+    "wait",
+    "turn",
+)
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fvisibility=hidden",
          # cffi's generated wrappers, not ours: unused parameters and strict prototypes of the CPython headers
          "-Wno-unused-parameter", "-Wno-missing-field-initializers"]  # fmt: skip

@@ -40,7 +40,7 @@ struct claw_connection {
 	uint32_t id; /* generation << 16 | index; 0 = free */
 	uint32_t generation;
 	uint32_t next_ready, next_free, next_unshown;
-	uint8_t unshown; /* the page has an older row */
+	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
 	uint8_t ready; /* is in the list of connections with something to send */
 	uint8_t blocked; /* its socket took no more */
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
@@ -83,8 +83,8 @@ uint32_t claw_connection_open(struct claw_outbox *outbox);
 int claw_connection_close(struct claw_outbox *outbox, uint32_t connection);
 int claw_connection_block(struct claw_outbox *outbox, uint32_t connection, int blocked);
 int claw_connection_name(struct claw_outbox *outbox, uint32_t connection, const struct claw_page_peer *peer);
-/* Its row changed: show it after this turn. */
-void claw_connection_touch(struct claw_outbox *outbox, uint32_t index);
+/* Its row changed, to this extent: show it after this turn. */
+void claw_connection_touch(struct claw_outbox *outbox, uint32_t index, uint8_t unshown);
 int claw_flow_take(struct claw_outbox *outbox, uint32_t connection, const uint8_t *message, size_t len);
 int claw_attachment_open(struct claw_outbox *outbox, uint32_t connection, const struct claw_attach *attach);
 int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id);

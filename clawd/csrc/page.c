@@ -97,9 +97,8 @@ void claw_page_beat(struct claw_page *page, uint64_t now_ns)
 	claw_count(&page->header->beat, 1);
 }
 
-static void put_words(uint64_t *to, const void *from, uint64_t bytes)
+static inline void put_words(uint64_t *to, const void *from, uint64_t bytes)
 {
-	/* The row's own struct, whatever its type: bytes that are copied word by word */
 	const uint8_t *at = from;
 	for (uint64_t i = 0; i < words(bytes); i++) {
 		uint64_t word;
@@ -132,31 +131,39 @@ static void use(struct claw_page_table *table, uint32_t index)
 		claw_store_relaxed(&table->used, index + 1); /* a row that is not written yet is a free one */
 }
 
-void claw_page_put_stream(struct claw_page *page, uint32_t index, const struct claw_page_stream *row)
+void claw_page_put_stream(struct claw_page *page, uint32_t index, const struct claw_page_stream *row, int whole)
 {
+	enum { OFTEN = offsetof(struct claw_page_stream, requested_ns), NAME = offsetof(struct claw_page_stream, name) };
 	struct claw_page_stream *to = &page->streams[index];
 	uint64_t odd = begin(&to->seq);
-	put_words((uint64_t *)to + 1, (const uint64_t *)row + 1, offsetof(struct claw_page_stream, name) - 8);
-	put_words((uint64_t *)to->name, row->name, row->name_len);
-	put_words((uint64_t *)to->reason, row->reason, row->reason_len);
+	put_words(&to->seq + 1, &row->seq + 1, OFTEN - 8);
+	if (whole) {
+		put_words(&to->requested_ns, &row->requested_ns, NAME - OFTEN);
+		put_words((uint64_t *)to->name, row->name, row->name_len);
+		put_words((uint64_t *)to->reason, row->reason, row->reason_len);
+	}
 	end(&to->seq, odd);
 	use(&page->header->streams, index);
 }
 
-void claw_page_put_ring(struct claw_page *page, uint32_t index, const struct claw_page_ring *row)
+void claw_page_put_ring(struct claw_page *page, uint32_t index, const struct claw_page_ring *row, int whole)
 {
 	struct claw_page_ring *to = &page->rings[index];
 	uint64_t odd = begin(&to->seq);
-	put_words((uint64_t *)to + 1, (const uint64_t *)row + 1, sizeof(*row) - 8);
+	put_words(&to->seq + 1, &row->seq + 1, offsetof(struct claw_page_ring, peer) - 8);
+	if (whole)
+		put_words((uint64_t *)&to->peer, &row->peer, sizeof(row->peer));
 	end(&to->seq, odd);
 	use(&page->header->rings, index);
 }
 
-void claw_page_put_connection(struct claw_page *page, uint32_t index, const struct claw_page_connection *row)
+void claw_page_put_connection(struct claw_page *page, uint32_t index, const struct claw_page_connection *row, int whole)
 {
 	struct claw_page_connection *to = &page->connections[index];
 	uint64_t odd = begin(&to->seq);
-	put_words((uint64_t *)to + 1, (const uint64_t *)row + 1, sizeof(*row) - 8);
+	put_words(&to->seq + 1, &row->seq + 1, offsetof(struct claw_page_connection, peer) - 8);
+	if (whole)
+		put_words((uint64_t *)&to->peer, &row->peer, sizeof(row->peer));
 	end(&to->seq, odd);
 	use(&page->header->connections, index);
 }
@@ -207,7 +214,8 @@ static int is_sound(const struct claw_page_header *header, uint64_t bytes)
 	       is_placed(&header->streams, bytes, sizeof(struct claw_page_stream)) &&
 	       is_placed(&header->rings, bytes, sizeof(struct claw_page_ring)) &&
 	       is_placed(&header->connections, bytes, sizeof(struct claw_page_connection)) &&
-	       memchr(header->version, 0, sizeof(header->version));
+	       memchr(header->version, 0, sizeof(header->version)) &&
+	       memchr(header->runtime_dir, 0, sizeof(header->runtime_dir));
 }
 
 struct claw_view *claw_view_open(int fd, int *ret_error)

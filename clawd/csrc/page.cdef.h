@@ -9,9 +9,10 @@
 enum {
 	CLAW_PAGE_MAGIC = 0x53574c43, /* "CLWS" */
 	CLAW_PAGE_LAYOUT = 1,
-	CLAW_PAGE_REASON = 64, /* bytes; what is longer is cut at a character */
+	CLAW_PAGE_REASON = 96, /* bytes; what is longer is cut at a character */
 	CLAW_PAGE_LABEL = 64,
 	CLAW_PAGE_VERSION = 32,
+	CLAW_PAGE_PATH = 256,
 	CLAW_PAGE_BYTES_MAX = 0x40000000,
 };
 
@@ -33,7 +34,8 @@ struct claw_page_header {
 	uint64_t spool_bytes; /* as configured */
 	uint32_t pid;
 	uint32_t clients; /* that said hello on the control socket */
-	char version[CLAW_PAGE_VERSION]; /* of clawd, NUL-terminated */
+	char version[CLAW_PAGE_VERSION]; /* of clawd, NUL-terminated, as is */
+	char runtime_dir[CLAW_PAGE_PATH]; /* where it serves; empty when that is too long */
 	struct claw_page_table totals, hists, streams, rings, connections;
 	uint64_t beat; /* one more each turn, and a turn comes at least each second */
 	uint64_t beat_ns; /* when */
@@ -43,6 +45,7 @@ struct claw_totals {
 	uint64_t turns;
 	uint64_t sleeps; /* times claw_wait went to sleep */
 	uint64_t rescued; /* data found by a timeout and not by a signal: a bug */
+	uint64_t storms; /* times a ring that kept waking us for nothing was not listened to for a while */
 	uint64_t records;
 	uint64_t tokens; /* tokens committed */
 	uint64_t text_bytes;
@@ -76,20 +79,21 @@ enum {
 	CLAW_HIST_COUNT = 3,
 };
 
-/* What changes most comes first: bytes of a name or a reason beyond their length mean nothing */
+/* What changes with each token is the first 64 bytes. Bytes of a name or a reason beyond their length mean nothing. */
 struct claw_page_stream {
 	uint64_t seq;
 	uint32_t state; /* CLAW_STREAM_…; FREE = no stream here */
 	uint32_t incarnation;
 	uint32_t ring; /* index */
 	uint32_t attachments;
+	uint64_t next_seq;
 	uint64_t tokens;
 	uint64_t text_bytes;
 	uint64_t spool_bytes;
+	uint64_t first_sent_ns;
 	uint64_t requested_ns; /* 0 = not told */
 	uint64_t opened_ns;
 	uint64_t ended_ns;
-	uint64_t first_sent_ns;
 	uint32_t name_len;
 	uint32_t reason_len;
 	uint8_t name[CLAW_NAME_MAX + 1];

@@ -10,11 +10,19 @@
 
 #include "page.cdef.h"
 
-_Static_assert(sizeof(struct claw_page_header) == 216, "layout of a page's header");
+_Static_assert(sizeof(struct claw_page_header) == 472, "layout of a page's header");
 _Static_assert(offsetof(struct claw_page_header, bytes) == 8, "the words every layout has");
-_Static_assert(sizeof(struct claw_page_stream) == 408, "layout of a stream's row");
+_Static_assert(sizeof(struct claw_page_stream) == 448, "layout of a stream's row");
+_Static_assert(offsetof(struct claw_page_stream, requested_ns) == 64, "what changes often is one line");
+_Static_assert(offsetof(struct claw_page_ring, peer) == 64, "what changes often is one line");
 _Static_assert(sizeof(struct claw_page_ring) == 152, "layout of a ring's row");
 _Static_assert(sizeof(struct claw_page_connection) == 128, "layout of a connection's row");
+
+/* How much of a row the page has not got yet */
+enum {
+	CLAW_UNSHOWN_PART = 1,
+	CLAW_UNSHOWN_WHOLE = 2,
+};
 
 /* clawd's own side */
 struct claw_page {
@@ -33,9 +41,10 @@ int claw_page_init(struct claw_page *ret_page, int fd, uint32_t stream_count, ui
 void claw_page_deinit(struct claw_page *page);
 void claw_page_publish(struct claw_page *page);
 void claw_page_beat(struct claw_page *page, uint64_t now_ns);
-/* Write a row whole, its seq left out; what is in the row is the caller's. */
-void claw_page_put_stream(struct claw_page *page, uint32_t index, const struct claw_page_stream *row);
-void claw_page_put_ring(struct claw_page *page, uint32_t index, const struct claw_page_ring *row);
-void claw_page_put_connection(struct claw_page *page, uint32_t index, const struct claw_page_connection *row);
+/* Write a row: all of it, or only what changes often. Its seq is not the caller's. */
+void claw_page_put_stream(struct claw_page *page, uint32_t index, const struct claw_page_stream *row, int whole);
+void claw_page_put_ring(struct claw_page *page, uint32_t index, const struct claw_page_ring *row, int whole);
+void claw_page_put_connection(struct claw_page *page, uint32_t index, const struct claw_page_connection *row,
+			      int whole);
 
 #endif

@@ -126,7 +126,7 @@ static void set_state(struct claw_streams *streams, struct claw_stream *stream, 
 	streams->count[stream->state]--;
 	streams->count[state]++;
 	stream->state = stream->row.state = state;
-	claw_stream_touch(streams, (uint32_t)(stream - streams->table));
+	claw_stream_touch(streams, (uint32_t)(stream - streams->table), CLAW_UNSHOWN_WHOLE);
 }
 
 static void list_add(struct claw_streams *streams, struct claw_list *list, uint32_t index)
@@ -403,14 +403,15 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t
 	claw_stream_mark(streams, index);
 }
 
-void claw_stream_touch(struct claw_streams *streams, uint32_t index)
+void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown)
 {
 	struct claw_stream *stream = &streams->table[index];
-	if (stream->unshown)
-		return;
-	stream->unshown = 1;
-	stream->next_unshown = streams->unshown;
-	streams->unshown = index;
+	if (!stream->unshown) {
+		stream->next_unshown = streams->unshown;
+		streams->unshown = index;
+	}
+	if (stream->unshown < unshown)
+		stream->unshown = unshown;
 }
 
 void claw_stream_mark(struct claw_streams *streams, uint32_t index)
@@ -418,7 +419,7 @@ void claw_stream_mark(struct claw_streams *streams, uint32_t index)
 	struct claw_stream *stream = &streams->table[index];
 	if (stream->dirty)
 		return;
-	claw_stream_touch(streams, index);
+	claw_stream_touch(streams, index, CLAW_UNSHOWN_PART);
 	stream->dirty = 1;
 	stream->next_dirty = CLAW_NONE;
 	if (streams->dirty.tail == CLAW_NONE)

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "page.h"
 #include "spool.h"
 
 #include "stream.cdef.h"
@@ -27,7 +28,7 @@ struct claw_stream {
 	uint16_t handle;
 	uint8_t dirty; /* has records that its attachments were not woken for */
 	uint8_t shut; /* the last block takes no more: what came after it was dropped or evicted */
-	uint8_t unshown; /* the page has an older row */
+	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
 	uint32_t next_dirty, next_unshown;
 	uint32_t first_block, last_block;
 	uint32_t block_count;
@@ -77,8 +78,8 @@ void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t cou
 void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
 		     uint64_t now_ns);
 void claw_stream_mark(struct claw_streams *streams, uint32_t index);
-/* Its row changed: show it after this turn. */
-void claw_stream_touch(struct claw_streams *streams, uint32_t index);
+/* Its row changed, to this extent: show it after this turn. */
+void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown);
 /* Take a stream out of the table once nobody reads or awaits it. */
 void claw_stream_release(struct claw_streams *streams, uint32_t index);
 /* Let go of what is past its time. Returns when there is more to do, 0 = never as things stand. */

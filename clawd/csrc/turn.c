@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "barrier.h"
@@ -97,10 +96,8 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 		return result;
 	ring->handles = malloc(CLAW_HANDLE_COUNT * sizeof(*ring->handles));
 	ring->event_fd = ring->handles ? dup(event_fd) : -1;
-	/* Edge-triggered and never read: each write wakes us, and nothing done to it can block us */
-	struct epoll_event event = { .events = EPOLLIN | EPOLLET, .data.u64 = 0 };
-	if (ring->event_fd < 0 || epoll_ctl(core->epoll_fd, EPOLL_CTL_ADD, ring->event_fd, &event) < 0) {
-		result = ring->handles ? -errno : -ENOMEM;
+	result = ring->handles ? ring->event_fd < 0 ? -errno : claw_ring_hear(core, ring) : -ENOMEM;
+	if (result < 0) {
 		if (ring->event_fd >= 0)
 			close(ring->event_fd);
 		free(ring->handles);
@@ -124,7 +121,7 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 	ring->state = CLAW_RING_LIVE;
 	if (index == core->ring_used)
 		core->ring_used++;
-	claw_show_ring(core, ring);
+	claw_show_ring(core, ring, 1);
 	return (int)index;
 }
 
@@ -140,7 +137,7 @@ int claw_ring_leave(struct claw_core *core, int index)
 		return -ENOENT;
 	if (ring->state == CLAW_RING_LIVE)
 		ring->state = CLAW_RING_LEFT;
-	claw_show_ring(core, ring);
+	claw_show_ring(core, ring, 1);
 	core->pending = 1;
 	return 0;
 }
@@ -157,7 +154,7 @@ int claw_ring_drop(struct claw_core *core, int index)
 	claw_drain_deinit(&ring->drain);
 	free(ring->handles);
 	*ring = (struct claw_ring){ 0 };
-	claw_show_ring(core, ring);
+	claw_show_ring(core, ring, 1);
 	return 0;
 }
 
@@ -178,11 +175,6 @@ int claw_ring_row(const struct claw_core *core, int index, struct claw_ring_row 
 		.streams = ring->live,
 	};
 	return 0;
-}
-
-static int is_drained(const struct claw_ring *ring)
-{
-	return ring->state == CLAW_RING_LIVE || ring->state == CLAW_RING_LEFT;
 }
 
 static int take(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
@@ -212,73 +204,11 @@ static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_n
 	uint32_t live = ring->live, state = ring->state;
 	int result = take(core, ring, now_ns);
 	if (ring->records != records || ring->live != live || ring->state != state)
-		claw_show_ring(core, ring);
+		claw_show_ring(core, ring, 0);
 	return result;
 }
 
-/* --- the loop's two calls --- */
-
-static uint64_t clock_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-static int any_data(const struct claw_core *core)
-{
-	for (uint32_t i = 0; i < core->ring_used; i++)
-		if (is_drained(&core->rings[i]) && claw_drain_has_data(&core->rings[i].drain))
-			return 1;
-	return 0;
-}
-
-int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max)
-{
-	struct epoll_event events[64];
-	int limit = tag_max < 64 ? tag_max : 64;
-	int asleep = 0;
-	if (core->pending) {
-		timeout_ns = 0;
-	} else if (timeout_ns != 0) {
-		uint64_t due = core->expire_ns;
-		if (core->outbox.unmet_ns && (!due || core->outbox.unmet_ns < due))
-			due = core->outbox.unmet_ns;
-		if (due) {
-			uint64_t now = clock_ns();
-			int64_t until = due > now ? (int64_t)(due - now) : 0;
-			if (timeout_ns < 0 || until < timeout_ns)
-				timeout_ns = until;
-		}
-		for (uint32_t i = 0; i < core->ring_used; i++)
-			if (is_drained(&core->rings[i]))
-				claw_drain_sleep(&core->rings[i].drain);
-		/* Pairs with the producer's fence between its store of head and its load of need_wake: either it sees that
-		 * we sleep, or we see its head. Without both, a token can lie there unseen. */
-		claw_fence_full();
-		asleep = !any_data(core);
-		if (!asleep)
-			timeout_ns = 0;
-		claw_count(&core->totals->sleeps, (uint64_t)asleep);
-	}
-	struct timespec timeout = { .tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000 };
-	int count = epoll_pwait2(core->epoll_fd, events, limit, timeout_ns < 0 ? NULL : &timeout, NULL);
-	int result = count < 0 ? -errno : 0;
-	if (asleep && count == 0 && any_data(core)) {
-		/* Its producer may be on the way from head to its signal. One that does not come is a lost wake-up. */
-		struct timespec grace = { .tv_nsec = 20000000 };
-		count = epoll_pwait2(core->epoll_fd, events, limit, &grace, NULL);
-		claw_count(&core->totals->rescued, count == 0);
-		result = count < 0 ? -errno : 0;
-	}
-	for (uint32_t i = 0; i < core->ring_used; i++)
-		if (is_drained(&core->rings[i]))
-			claw_drain_awake(&core->rings[i].drain);
-	for (int i = 0; i < count; i++)
-		if (events[i].data.u64)
-			ret_tags[result++] = (uint32_t)events[i].data.u64;
-	return result;
-}
+/* --- the turn --- */
 
 int claw_turn(struct claw_core *core, uint64_t now_ns)
 {
@@ -307,6 +237,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	claw_count(&core->totals->frame_bytes, core->outbox.out_bytes);
 	core->outcome.frame_count = core->outbox.frame_count;
 	core->outcome.unmet_ns = core->outbox.unmet_ns;
+	core->outcome.more = (uint32_t)more;
 	core->pending = more;
 	claw_show(core, now_ns);
 	return more;
@@ -352,7 +283,7 @@ static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id,
 	if (row->first_sent_ns)
 		return;
 	row->first_sent_ns = sent_ns;
-	claw_stream_touch(&core->streams, core->outbox.attachments[at].stream);
+	claw_stream_touch(&core->streams, core->outbox.attachments[at].stream, CLAW_UNSHOWN_PART);
 	claw_account(core, CLAW_HIST_FIRST, row->requested_ns ? row->requested_ns : row->opened_ns, sent_ns);
 }
 

@@ -37,7 +37,7 @@ struct claw_outcome {
 	uint32_t frame_count;
 	uint32_t event_count;
 	uint32_t rings_settled; /* rings that became DONE or BROKEN, since the start */
-	uint32_t reserved;
+	uint32_t more; /* the turn left something to do at once */
 	uint64_t unmet_ns; /* when claw_unmet has something to look for, 0 = not as things stand */
 };
 
@@ -85,6 +85,11 @@ int claw_ring_row(const struct claw_core *core, int ring, struct claw_ring_row *
  * tags it wrote to ret_tags, or -errno (EINTR included).
  */
 int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max);
+/*
+ * Wait, and when no descriptor of Python's is readable, turn at once: between two tokens this is the one call of a pass.
+ * As claw_wait; 0 = a turn was made.
+ */
+int claw_next(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max);
 /* One turn. Returns 1 when there is more to do at once, else 0. Frames and events are valid until the next turn. */
 int claw_turn(struct claw_core *core, uint64_t now_ns);
 /* Where a turn leaves its results */
@@ -121,7 +126,7 @@ int claw_stream_at(const struct claw_core *core, uint32_t stream, struct claw_st
 
 /* Say who clawd is; from now on others can read the page. */
 void claw_core_publish(struct claw_core *core, uint32_t pid, uint64_t daemon_epoch, uint64_t started_ns,
-		       const char *version);
+		       const char *version, const char *runtime_dir);
 /* Say who is at the other end of a ring, of a connection; how many clients said hello. 0 or -ENOENT. */
 int claw_ring_label(struct claw_core *core, int ring, const struct claw_page_peer *peer);
 int claw_connection_label(struct claw_core *core, uint32_t connection, const struct claw_page_peer *peer);

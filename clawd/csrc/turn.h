@@ -21,6 +21,10 @@ struct claw_ring {
 	uint64_t ring_id;
 	uint64_t records, tokens, bytes;
 	struct claw_page_peer peer;
+	uint64_t woken_pos; /* drain.pos at its last wake-up */
+	uint32_t idle_wakes; /* in a row that brought nothing */
+	uint64_t mute_ns; /* how long it is not listened to next time; 0 = it never stormed */
+	uint64_t muted_until_ns; /* 0 = it is listened to */
 	struct claw_drain drain;
 	uint32_t *handles; /* stream index, CLAW_NONE = not open, CLAW_DISCARD = clawd ended it, CLOSE not seen yet */
 };
@@ -46,7 +50,15 @@ struct claw_core {
 void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
 /* show.c: the page */
 void claw_show(struct claw_core *core, uint64_t now_ns);
-void claw_show_ring(struct claw_core *core, struct claw_ring *ring);
+/* `whole`: also who is at its other end */
+void claw_show_ring(struct claw_core *core, struct claw_ring *ring, int whole);
+static inline int claw_ring_is_drained(const struct claw_ring *ring)
+{
+	return ring->state == CLAW_RING_LIVE || ring->state == CLAW_RING_LEFT;
+}
+
+/* wait.c: have the ring's eventfd wake claw_wait */
+int claw_ring_hear(struct claw_core *core, struct claw_ring *ring);
 /* intake.c: what the records of a ring mean */
 int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns);
 void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns);

@@ -54,6 +54,7 @@ def serve(config: Config) -> int:
             max_connections=config.max_clients,
             max_attachments=config.max_attachments,
         )
+        check_room(config.spool_bytes)
         with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
             Loop(core, config, instance).run()
@@ -77,8 +78,8 @@ def shown(instance: str, limits: Limits) -> Iterator[Core]:
         page.unlink()
 
 
-def make_spool(core: Core, instance: str, size: int) -> None:
-    """Allocate the spool up front. Raises HostError when the host has not four times as much."""
+def check_room(size: int) -> None:
+    """Raise HostError when the host has not four times the memory of such a spool."""
     free = memory.room()
     if size > free // SPOOL_SHARE:
         raise HostError(
@@ -86,6 +87,10 @@ def make_spool(core: Core, instance: str, size: int) -> None:
             f" {format_bytes(free)}",
             f"lower spool_bytes or make {memory.SHM} larger",
         )
+
+
+def make_spool(core: Core, instance: str, size: int) -> None:
+    """Allocate the spool up front. Raises HostError."""
     while size:
         part = memory.create(instance, min(size, SPOOL_OBJECT_BYTES))
         core.map_spool(part.fd, part.size)
@@ -111,7 +116,7 @@ class Loop:
             self._relay.listen(self._instance.relay_path)
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
-            self._core.publish(self._epoch, time.monotonic_ns(), __version__)
+            self._core.publish(self._epoch, time.monotonic_ns(), __version__, self._instance.runtime_dir)
             log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
             guard()  # the last handler to be installed
             reason = sd.ready()
@@ -124,11 +129,17 @@ class Loop:
     def _once(self, longest_ns: int) -> bool:
         """One pass. True: it left something to do at once."""
         core, registry, relay = self._core, self._registry, self._relay
-        for tag in core.wait(0 if self._received else relay.timeout_ns(longest_ns)):
-            registry.dispatch(tag)
-        more = core.turn()
-        relay.send_frames()
-        self._log_events()
+        tags = core.next(0 if self._received else relay.timeout_ns(longest_ns))
+        if tags:
+            for tag in tags:
+                registry.dispatch(tag)
+            core.turn()
+        # Before all else: this is what somebody waits for
+        if core.outcome.frame_count:
+            relay.send_frames()
+        more = bool(core.outcome.more)
+        if core.outcome.event_count:
+            self._log_events()
         registry.settle_rings()
         relay.tick(registry.ended_sessions)
         # Last before sleeping: a send may have swallowed the wake-up for what came in meanwhile
@@ -136,8 +147,6 @@ class Loop:
         return more or self._received
 
     def _log_events(self) -> None:
-        if not self._core.outcome.event_count:
-            return
         for kind, stream, _ring, detail in self._core.events():
             name = self._core.stream_name(stream)
             if kind == lib.CLAW_EVENT_REFUSED:

@@ -27,6 +27,8 @@ MESSAGE_MAX = 16 + 65_535 * 16
 """Bytes of a message from a client: the longest flow message."""
 RETRY_NS = 2_000_000
 """A frame that met EAGAIN is tried again after this long: a ROUTER's POLLOUT says nothing about one peer."""
+PENDING_MAX = 16_384
+"""Answers kept for a client that does not read them, before it is dropped."""
 STRANGER_NS = 10_000_000_000
 """How long a connection may stay without an attach that names its session."""
 RECEIVE_MAX = 256
@@ -73,7 +75,7 @@ class Connection:
     observes: bool = False
     """Reads and leaves no trace: it may not cancel."""
     pending: deque[bytes] = field(default_factory=deque)
-    """What met EAGAIN, in order. Frames are bounded by the window; replies by being answers."""
+    """What met EAGAIN, in order. Frames are bounded by the window, replies by PENDING_MAX."""
 
 
 class Relay:
@@ -127,12 +129,9 @@ class Relay:
 
     def send_frames(self) -> None:
         """Send what the last turn built, then account it."""
-        frames = self._core.frames()
-        if not frames:
-            return
         out = self._core.out
         sent: list[tuple[memoryview, int]] = []
-        for number, offset, length in frames:
+        for number, offset, length in self._core.frames():
             connection = self._by_number.get(number)
             if connection is None:
                 continue
@@ -169,13 +168,18 @@ class Relay:
 
     def _reply(self, connection: Connection, message: protocol.Message) -> None:
         packet = protocol.encode(message)
-        if connection.pending or not self._send(connection, packet):
+        if not connection.pending and self._send(connection, packet):
+            return
+        if len(connection.pending) < PENDING_MAX:
             self._keep(connection, packet)
+        else:
+            log.warning("client does not read its answers, dropped", connection=connection.number)
+            self._drop(connection)
 
     def _flush(self, connection: Connection) -> None:
         while connection.pending:
             message = connection.pending[0]
-            if not self._send(connection, message):
+            if not self._send(connection, message) or not connection.pending:  # full, or gone and dropped
                 return
             connection.pending.popleft()
             if message[0] == lib.CLAW_FRAME_DATA:
