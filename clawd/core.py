@@ -281,5 +281,5 @@ class Core:
 
 
 def text(field: Any, length: int) -> str:
-    """A name or reason from a struct. The core has checked that it is UTF-8; what is read from a page may be anything."""
+    """A name or reason from a struct: UTF-8 as the core checked it, though a page may hold anything."""
     return bytes(ffi.buffer(field, length)).decode(errors="replace")

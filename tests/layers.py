@@ -20,6 +20,7 @@ ROWS = (
     ("clawd.server.ring",),
     ("clawd.server", "clawd.kernel", "clawd.gateway", "clawd.engines"),
     ("clawd.ctl.client", "clawd.ctl.render"),
+    ("clawd.ctl.check",),
     ("clawd.ctl.demo.child", "clawd.ctl.demo.cutting", "clawd.ctl.demo.delay"),
     ("clawd.ctl.demo.keeper", "clawd.ctl.demo.writer", "clawd.ctl.demo.screen"),
     ("clawd.ctl.demo.reader",),

@@ -74,6 +74,7 @@ int claw_page_init(struct claw_page *ret_page, int fd, uint32_t stream_count, ui
 		.streams = (struct claw_page_stream *)(base + header.streams.offset),
 		.rings = (struct claw_page_ring *)(base + header.rings.offset),
 		.connections = (struct claw_page_connection *)(base + header.connections.offset),
+		.bytes = header.bytes,
 	};
 	return 0;
 }
@@ -81,7 +82,7 @@ int claw_page_init(struct claw_page *ret_page, int fd, uint32_t stream_count, ui
 void claw_page_deinit(struct claw_page *page)
 {
 	if (page->header)
-		munmap(page->header, page->header->bytes);
+		munmap(page->header, page->bytes);
 	*page = (struct claw_page){ 0 };
 }
 

@@ -32,6 +32,7 @@ struct claw_page {
 	struct claw_page_stream *streams;
 	struct claw_page_ring *rings;
 	struct claw_page_connection *connections;
+	uint64_t bytes;
 };
 
 /* Map a page of claw_page_bytes by its descriptor, -1 = private memory, and lay it out. Nobody takes it for a page until

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from clawd import protocol
+from clawd import protocol, stats
 from clawd.errors import ControlError, ProtocolError
 from clawd.page import Life, Page, Unreachable
 
@@ -27,6 +27,11 @@ def figures(runtime_dir: Path) -> Iterator[tuple[Page, Life]]:
         if life is Life.GONE:
             raise Unreachable(f'no clawd runs at "{runtime_dir}": the last one ended without notice', "see its log")
         yield page, life
+
+
+def wrap(page: Page, life: Life, **rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A list as one object. `unread` counts rows whose writer stopped in the middle of them."""
+    return {"version": stats.VERSION, "answering": life is Life.ANSWERING, "unread": page.unread, **rows}
 
 
 class Client:
@@ -64,9 +69,8 @@ class Client:
             raise Unreachable(f"clawd did not answer: {error.strerror}") from error
         if not packet:
             raise Unreachable("clawd closed the connection", "see its log")
-        allowed: tuple[type[protocol.Message], ...] = (answer, protocol.Failure)
         try:
-            message = protocol.decode(packet, allowed)
+            message: protocol.Message = protocol.decode(packet, (answer, protocol.Failure))
         except ProtocolError as error:
             raise ControlError("clawd's answer makes no sense", "is it of another version?") from error
         if isinstance(message, answer):

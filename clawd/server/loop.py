@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clawd import __version__, log, sd
-from clawd.config import Config
+from clawd.config import Config, files_needed
 from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
 from clawd.page import stats_name
@@ -55,6 +56,7 @@ def serve(config: Config) -> int:
             max_attachments=config.max_attachments,
         )
         check_room(config.spool_bytes)
+        allow_files(files_needed(config.max_producers, config.max_clients))
         with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
             Loop(core, config, instance).run()
@@ -76,6 +78,16 @@ def shown(instance: str, limits: Limits) -> Iterator[Core]:
     finally:
         page.close()
         page.unlink()
+
+
+def allow_files(count: int) -> None:
+    """Raise the soft limit of open files as far as needed and allowed: libzmq ends a process that runs into it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < count:
+        log.warning("too few files allowed for this many clients and producers", allowed=most, needed=count)
 
 
 def check_room(size: int) -> None:
