@@ -129,7 +129,7 @@ class Page:
         return self._header
 
     def life(self) -> Life:
-        """Whether its daemon answers. Takes up to 1.5 s when it does not."""
+        """Whether its daemon answers. Takes up to 1.5 s when it may not."""
         first = int(self.header().beat)
         fresh = abs(time.monotonic_ns() - self._header.beat_ns) < FRESH_NS
         state = process_state(int(self._header.pid))
@@ -137,7 +137,7 @@ class Page:
             return Life.ANSWERING
         if not is_locked(self.runtime_dir):
             return Life.GONE
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + (0.0 if state in ("T", "t") else PATIENCE_S)
         while time.monotonic() < until:
             time.sleep(0.05)
             if self.header().beat != first:

@@ -33,7 +33,7 @@ VERBS: dict[str, ModuleType] = {
 }
 VALUED = ("--runtime-dir",)
 """Options of every verb that take a value, which is no verb."""
-CODES = "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no clawd there or none that answers, 4 degraded"
+CODES = "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no clawd there, 4 degraded"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,7 +63,7 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="clawctl",
         usage="clawctl [VERB] [--runtime-dir DIR] [--json] …",
-        description="Look at a running clawd. Without a verb: status. `clawctl VERB --help` tells more of one.",
+        description="Look at a running clawd. Without a verb: status.\n`clawctl VERB --help` tells more of one.",
         epilog=f"verbs:\n{verbs}\n\nexamples:\n{examples}\n\n{CODES}",
         formatter_class=_formatter,
         allow_abbrev=False,
