@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from clawd import errors
 
 if TYPE_CHECKING:
+    from clawd.aconsumer import AsyncConsumer  # type: ignore[import-not-found, unused-ignore]
     from clawd.consumer import Consumer  # type: ignore[import-not-found, unused-ignore]
     from clawd.producer import Producer
 
-__all__ = ["Consumer", "Producer", "__version__", "errors"]
+__all__ = ["AsyncConsumer", "Consumer", "Producer", "__version__", "errors"]
 
 __version__ = "0.1.0"
 
-_HOMES = {"Consumer": "clawd.consumer", "Producer": "clawd.producer"}
+_HOMES = {"AsyncConsumer": "clawd.aconsumer", "Consumer": "clawd.consumer", "Producer": "clawd.producer"}
 
 
 def __getattr__(name: str) -> Any:

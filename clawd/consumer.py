@@ -5,7 +5,6 @@ token reaches a lone reader without a thread between; a keeper thread takes over
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import threading
@@ -14,26 +13,16 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from clawd import protocol
-from clawd.errors import ClawdError, ReadingClosed, ReadTimeout
+from clawd.errors import ReadingClosed, ReadTimeout
 from clawd.inbox import Inbox
 from clawd.link import Link
 from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
+from clawd.selection import Selection
 
 __all__ = ["Batch", "Consumer", "Gap", "Reading", "Token"]
 
-DEFAULT_RUNTIME_DIR = "/run/clawd"
 _KEEPER_S = 0.2  # without a reader for so long, the keeper pumps
 _KEEPER = Inbox("", None, 1, 0)  # stands for the keeper where the leader is named
-
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 class Reading(BaseReading):
@@ -77,20 +66,6 @@ class Reading(BaseReading):
                 deadline = time.monotonic() + timeout
             self._owner._wait(self._inbox, deadline, eager=False)
 
-    def cancel(self) -> None:
-        """End the stream for everybody, also before it opened; the end comes with reason `cancelled`. Idempotent."""
-        self._owner._cancel(self._inbox)
-
-    def close(self) -> None:
-        """Stop reading; the stream goes on. Idempotent."""
-        self._owner._detach(self._inbox)
-
-    def __enter__(self) -> Reading:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 class Consumer:
     """A connection to the clawd of `runtime_dir` (else $CLAWD_RUNTIME_DIR, else /run/clawd), usable by many threads.
@@ -101,14 +76,13 @@ class Consumer:
     _role = "consumer"
 
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
-        given = runtime_dir if runtime_dir is not None else os.environ.get("CLAWD_RUNTIME_DIR") or DEFAULT_RUNTIME_DIR
-        self._forks = _forks
         self._closed = False
         # guards the link (so both sockets) and every field below; nobody sleeps with it
         self._lock = threading.Lock()
-        self._link = Link(os.fspath(given), self._role)
+        self._link = Link(runtime_dir, self._role)
         self._leader: Inbox | None = None
         self._followers: dict[Inbox, threading.Condition] = {}
+        self._selection: Selection[Reading] = Selection()
         self._waits = 0
         self._sleep_until: float | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -131,18 +105,32 @@ class Consumer:
         and 24 more) that were not read, which bounds the memory of a reading.
         """
         position = None if after is None else parse_position(after)
-        if not (isinstance(wait, (int, float)) and math.isfinite(wait) and isinstance(credit, int)):
-            raise ClawdError("cannot attach: wait is seconds, credit is bytes")
         self._check()
         with self._lock:
             self._check()
             inbox = self._link.attach(stream, position, wait, credit)
+            reading = Reading(self, inbox)
+            self._selection.add(inbox, reading)
             self._used()
-        return Reading(self, inbox)
+        return reading
+
+    def select(self, timeout: float | None = None) -> list[Reading]:
+        """Readings that have something here, for one thread that reads many: then `read_batch` them.
+
+        At least one, each until all it has was read; one that ended or failed a last time, so that its next read says
+        so. Empty when nothing is read any more. Raises ReadTimeout when nothing came within `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                found = self._selection.take()
+                if found or self._selection.is_empty:
+                    return found
+            self._wait(self._selection, deadline, eager=False)
 
     def close(self) -> None:
         """Close every reading and the connection. Idempotent; other threads that still read get ReadingClosed."""
-        if self._forks != _forks:
+        if self._link.disowned:
             return
         with self._lock:
             if self._closed:
@@ -167,7 +155,7 @@ class Consumer:
     # ---- for readings
 
     def _check(self) -> None:
-        if self._forks != _forks:
+        if self._link.disowned:
             raise ReadingClosed("this consumer belongs to the parent process", "make a new one after fork")
         if self._closed:
             raise ReadingClosed("the consumer is closed")
@@ -187,12 +175,16 @@ class Consumer:
             self._used()
 
     def _detach(self, inbox: Inbox) -> None:
-        if self._forks != _forks:
+        if self._link.disowned:
             return
         with self._lock:
+            self._selection.drop(inbox)
             if not self._closed:
                 self._link.detach(inbox, ReadingClosed(f'the reading of "{inbox.stream}" is closed'))
                 self._used()
+
+    def _ended(self, inbox: Inbox) -> None:
+        self._selection.end(inbox)
 
     def _wait(self, inbox: Inbox, deadline: float | None, *, eager: bool) -> None:
         """Return once `inbox` has something; raise its error, or ReadTimeout. `eager`: with the first thing."""
@@ -206,6 +198,7 @@ class Consumer:
                     if inbox.pending:
                         return
                     if inbox.done:
+                        self._ended(inbox)
                         raise inbox.error or ReadingClosed(f'the reading of "{inbox.stream}" is at its end')
                     if self._leader is None or self._leader is inbox or self._leader is _KEEPER:
                         if self._leader is _KEEPER:  # now, as what this pump leaves behind would not wake it
@@ -283,13 +276,17 @@ class Consumer:
         """Wake who waits for what arrived."""
         ready = self._link.ready
         for inbox in ready:
-            if inbox is me:
-                continue
-            if inbox is self._leader:
-                self._kick()
-            elif inbox in self._followers:
-                self._followers[inbox].notify()
+            if self._selection.note(inbox) and me is not self._selection:
+                self._tell(self._selection)
+            if inbox is not me:
+                self._tell(inbox)
         ready.clear()
+
+    def _tell(self, inbox: Inbox) -> None:
+        if inbox is self._leader:
+            self._kick()
+        elif inbox in self._followers:
+            self._followers[inbox].notify()
 
     def _kick(self) -> None:
         os.eventfd_write(self._keeper_wake if self._leader is _KEEPER else self._wake, 1)

@@ -5,6 +5,7 @@ thread: who owns it calls `pump` when a descriptor or a deadline says so, one ca
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import struct
@@ -17,7 +18,7 @@ from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.errors import AttachError, ClawdError, ControlError, ProtocolError, ReadingClosed
 from clawd.inbox import ITEM, Inbox
-from clawd.session import Session, check_version
+from clawd.session import Session, Watcher, check_version
 
 try:
     import zmq
@@ -46,11 +47,14 @@ _CREDITS_MAX = 128  # in one flow message, so that it stays small
 _MESSAGE_MAX = 1 << 16
 _ANSWER_S = 5.0  # on top of a reading's `wait`, for a daemon that is being restarted
 
+DEFAULT_RUNTIME_DIR = "/run/clawd"
+
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
     for link in list(_links):
+        link.disowned = True
         link._session.disown()
 
 
@@ -79,10 +83,16 @@ def _relay_socket(context: zmq.Context[zmq.Socket[bytes]], path: str) -> zmq.Soc
 
 
 class Link:
-    """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
+    """Connect to the clawd of `runtime_dir` (else $CLAWD_RUNTIME_DIR, else /run/clawd).
 
-    def __init__(self, runtime_dir: str, role: str = "consumer") -> None:
-        self.runtime_dir = os.path.abspath(runtime_dir)
+    Raises ControlError when none is there; later losses are repaired.
+    """
+
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None, role: str = "consumer") -> None:
+        given = runtime_dir if runtime_dir is not None else os.environ.get("CLAWD_RUNTIME_DIR") or DEFAULT_RUNTIME_DIR
+        self.runtime_dir = os.path.abspath(given)
+        self.disowned = False
+        """This process is a fork of the one that made it, and must not use it."""
         self.ready: list[Inbox] = []
         """Inboxes that something arrived for; who pumps empties it."""
         self._inboxes: dict[int, Inbox] = {}
@@ -107,12 +117,12 @@ class Link:
         self.relay_fd = int(self._get(zmq.FD))
         _links.add(self)
 
-    def watch(self, epoll: select.epoll) -> None:
-        """Keep this link's descriptors registered in `epoll`, also when one is replaced. Sleep on it only after a pump
-        that returned False: the relay's descriptor tells of changes only.
+    def watch(self, watcher: Watcher) -> None:
+        """Keep this link's descriptors registered with `watcher`, also when one is replaced. Sleep on it only after a
+        pump that returned False: the relay's descriptor tells of changes only.
         """
-        epoll.register(self.relay_fd, select.EPOLLIN)
-        self._session.watch(epoll)
+        watcher.register(self.relay_fd, select.EPOLLIN)
+        self._session.watch(watcher)
 
     def next_deadline(self) -> float | None:
         """When to pump although nothing arrived, by time.monotonic()."""
@@ -123,6 +133,8 @@ class Link:
 
     def attach(self, stream: str, after: tuple[int, int] | None, wait: float, credit: int) -> Inbox:
         """Start a reading of `stream`, after (incarnation, sequence) or from its start."""
+        if not (isinstance(wait, (int, float)) and math.isfinite(wait) and isinstance(credit, int)):
+            raise ClawdError("cannot attach: wait is seconds, credit is bytes")
         if self._fatal is not None:
             raise self._fatal
         inbox = Inbox(stream, after, credit, time.monotonic() + wait)
@@ -162,11 +174,13 @@ class Link:
             self._due[inbox.id] = inbox
             self._send_flow()
 
-    def pump(self, *, control: bool = True, relay: bool = False, until: Inbox | None = None) -> bool:
+    def pump(
+        self, *, control: bool = True, relay: bool = False, until: Inbox | None = None, burst: int = _BURST
+    ) -> bool:
         """Receive what is there, send what is due. True: something arrived, so pump again before sleeping.
 
         `control` is False when the caller knows that its descriptor is silent, `relay` True when the relay's is known
-        not to be. Stops early once `until` has something.
+        not to be. Stops early once `until` has something, and after `burst` messages.
         """
         if control:
             self._pump_control()
@@ -175,7 +189,7 @@ class Link:
             self._tick()
         get, recv = self._get, self._relay.recv
         arrived = False
-        for _ in range(_BURST):
+        for _ in range(burst):
             if not relay and not get(_EVENTS) & _POLLIN:
                 break
             relay = False

@@ -8,7 +8,8 @@ import re
 from codecs import utf_8_decode
 from collections.abc import Iterator
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
 
 from clawd.core import check, ffi, lib
 from clawd.errors import ClawdError
@@ -105,6 +106,12 @@ class Owner(Protocol):
 
     def _grant(self, inbox: Inbox) -> None: ...
 
+    def _cancel(self, inbox: Inbox) -> None: ...
+
+    def _detach(self, inbox: Inbox) -> None: ...
+
+    def _ended(self, inbox: Inbox) -> None: ...
+
 
 def parse_position(position: str) -> tuple[int, int]:
     """(incarnation, sequence) of what `position` gave. Raises ClawdError for anything else."""
@@ -147,6 +154,20 @@ class BaseReading:
         whose text was handed out. None before the first.
         """
         return None if self._shown is None else f"{self._inbox.incarnation}-{self._shown}"
+
+    def cancel(self) -> None:
+        """End the stream for everybody, also before it opened; the end comes with reason `cancelled`. Idempotent."""
+        self._owner._cancel(self._inbox)
+
+    def close(self) -> None:
+        """Stop reading; the stream goes on. Idempotent."""
+        self._owner._detach(self._inbox)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def _take(self) -> Token | None:
         """The next token that is here. None: nothing is, or (`_over`) nothing will be."""
@@ -260,6 +281,7 @@ class BaseReading:
         else:
             self.end_reason = data.decode(errors="replace")
             self._over = True
+            self._owner._ended(self._inbox)
 
     def _turn_page(self) -> bool:
         """Go to the next segment, paying for the last; False when there is none yet."""

@@ -11,11 +11,12 @@ import select
 import socket
 import sys
 import time
+from typing import Protocol
 
 from clawd import protocol
 from clawd.errors import ControlError, ProtocolError
 
-__all__ = ["Session", "check_version"]
+__all__ = ["Session", "Watcher", "check_version"]
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.01, 0.5
 _FINAL = ("bad_request", "denied")  # answers to hello that will not change by asking again
@@ -34,6 +35,17 @@ def _program() -> str:
     return name.encode(errors="replace")[:64].decode(errors="ignore")
 
 
+class Watcher(Protocol):
+    """What descriptors are registered with: an epoll, or what stands for one."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def register(self, fd: socket.socket | int, events: int, /) -> None: ...
+
+    def unregister(self, fd: socket.socket | int, /) -> None: ...
+
+
 class Session:
     """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
 
@@ -41,7 +53,7 @@ class Session:
         self._hello = protocol.Hello(version=protocol.VERSION, role=role, client=_program())
         self._path = os.path.join(runtime_dir, protocol.CONTROL_SOCKET)
         self._socket: socket.socket | None = None
-        self._watchers: list[select.epoll] = []
+        self._watchers: list[Watcher] = []
         self._retry_s = _RETRY_FIRST_S
         self.name: str | None = None
         """What attaches carry; None while there is no welcome."""
@@ -64,8 +76,8 @@ class Session:
             control.close()
             raise
         self._socket = control
-        for epoll in self._watchers:
-            epoll.register(control, select.EPOLLIN)
+        for watcher in self._watchers:
+            watcher.register(control, select.EPOLLIN)
 
     def _retry_later(self) -> None:
         self.retry_at = time.monotonic() + self._retry_s
@@ -78,11 +90,11 @@ class Session:
         except OSError:
             self._retry_later()
 
-    def watch(self, epoll: select.epoll) -> None:
-        """Keep the connection of the day registered in `epoll`."""
-        self._watchers.append(epoll)
+    def watch(self, watcher: Watcher) -> None:
+        """Keep the connection of the day registered with `watcher`."""
+        self._watchers.append(watcher)
         if self._socket is not None:
-            epoll.register(self._socket, select.EPOLLIN)
+            watcher.register(self._socket, select.EPOLLIN)
 
     def pump(self) -> bool:
         """Read what is there; True when clawd just named the session. Raises ControlError when it never will."""
@@ -122,9 +134,9 @@ class Session:
         self.name = None
         self.retry_at = None
         if self._socket is not None:
-            for epoll in self._watchers:
-                if not epoll.closed:
-                    epoll.unregister(self._socket)
+            for watcher in self._watchers:
+                if not watcher.closed:
+                    watcher.unregister(self._socket)
             self._socket.close()
             self._socket = None
 

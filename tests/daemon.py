@@ -89,6 +89,7 @@ class Daemon:
         self.runtime_dir = runtime_dir
         self.command = [*prefix, sys.executable, "-m", "clawd", "--runtime-dir", str(runtime_dir), *flags]
         self.started = False
+        self.over = False
 
     def __enter__(self) -> Daemon:
         self.start()
@@ -96,7 +97,7 @@ class Daemon:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            if error is None:
+            if error is None and not self.over:
                 self.stop()
         finally:
             self.discard()
@@ -105,6 +106,8 @@ class Daemon:
 
     def launch(self) -> None:
         """Start the process without waiting."""
+        if self.started:
+            self._notify.close()
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         name = f"\0clawd-test-{secrets.token_hex(8)}"
         self._notify.bind(name)
@@ -113,7 +116,7 @@ class Daemon:
         assert self.process.stderr
         self.log = Log(os.dup(self.process.stderr.fileno()))
         self.process.stderr.close()
-        self.started = True
+        self.started, self.over = True, False
 
     def await_ready(self) -> bool:
         """True once READY=1 came, False if the process ended instead."""
@@ -140,10 +143,15 @@ class Daemon:
     def refused(self) -> str:
         """Start one that must not come up: exit 1, one line. Returns the line."""
         self.launch()
-        assert not self.await_ready()
-        assert self.process.returncode == 1, self.log
-        assert len(self.log.lines) == 1, self.log
-        self.discard()
+        try:
+            assert not self.await_ready(), "it came up"
+            return self.await_refusal()
+        finally:
+            self.release()
+
+    def await_refusal(self) -> str:
+        assert self.process.returncode == 1, f"clawd ended with {self.process.returncode}:\n{self.log}"
+        assert len(self.log.lines) == 1, f"more than one line:\n{self.log}"
         return self.log.lines[0]
 
     def kill(self) -> None:
@@ -151,42 +159,48 @@ class Daemon:
         self.process.kill()
         self.process.wait()
         self.log.close()
+        self.over = True
         self.check_log()
 
-    def stop(self) -> float:
-        """SIGTERM; all must have gone well, to the last. Returns how many seconds it took."""
+    def stop(self) -> None:
+        """SIGTERM; all must have gone well, to the last."""
         status = self.status()
-        rescued = status["totals"]["rescued"]
-        assert rescued == 0, f"{rescued} wake-ups were lost and found by a timeout"
-        begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
+        self.await_stop(status)
+
+    def await_stop(self, status: dict[str, Any]) -> None:
+        """The process was told to stop after it gave this `status`: see that it does so in order."""
         code = self.process.wait(PATIENCE_S)
-        took = time.monotonic() - begun
         self.log.close()
+        self.over = True
         self.check_log()
         assert code == 0, f"clawd ended with {code}:\n{self.log}"
+        rescued = status["totals"]["rescued"]
+        assert rescued == 0, f"{rescued} wake-ups were lost and found by a timeout"
         kept = -(-status["spool_bytes"] // SPOOL_OBJECT_BYTES) + 2 * status["producers"]
         assert len(self.everything()) == kept, f"shared memory left: {self.everything()}, {kept} objects were due"
         files = {path.name for path in self.runtime_dir.iterdir()}
         assert files == {"lock", "instance", "control.sock", "relay.sock"}, f"files left: {files}"
-        return took
 
     def check_log(self) -> None:
         assert not [line for line in self.log.lines if FAULT.search(line)], f"a fault of clawd:\n{self.log}"
 
-    def discard(self) -> None:
-        """End the process if it still runs, and take its shared memory away."""
-        if not self.started:
-            return
+    def release(self) -> None:
+        """End the process if it still runs. Its shared memory stays, which may be another daemon's of the directory."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         self.log.close()
         self._notify.close()
         print(f"log of clawd {self.process.pid}:\n{self.log}", file=sys.stderr)  # pytest shows it when a test fails
-        for name in self.everything():
-            with contextlib.suppress(FileNotFoundError):
-                (SHM / name).unlink()
+
+    def discard(self) -> None:
+        """End the process if it still runs, and take its shared memory away."""
+        if self.started:
+            self.release()
+            for name in self.everything():
+                with contextlib.suppress(FileNotFoundError):
+                    (SHM / name).unlink()
 
     # --- looks ---
 

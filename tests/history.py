@@ -70,6 +70,9 @@ class Got:
                 self.take(token)
         return self
 
+    def finish(self, reason: str) -> None:
+        self.events.append(End(reason))
+
     def gaps(self) -> list[Gap]:
         return [event for event in self.events if isinstance(event, Gap)]
 

@@ -64,9 +64,11 @@ class Writer:
         assert line, f"the producer process ended with {self.process.wait()}"
         return json.loads(line)
 
-    def load(self, streams: list[str], count: int, seed: int, reason: str = "stop", *, close: bool = True) -> None:
-        """Write `tokens(seed, stream, count)` to each stream, turn by turn, then close them unless told not to."""
-        self.tell("load", streams=streams, count=count, seed=seed, reason=reason, close=close)
+    def load(
+        self, streams: list[str], count: int, seed: int, reason: str = "stop", *, start: int = 0, close: bool = True
+    ) -> None:
+        """Write `tokens(seed, stream, count)` from `start` on to each stream, turn by turn, then close them if told."""
+        self.tell("load", streams=streams, count=count, seed=seed, reason=reason, start=start, close=close)
 
     def kill(self) -> None:
         self.process.kill()
@@ -88,9 +90,9 @@ class Writer:
         self.close()
 
 
-def write_all(producer: Producer, streams: dict[str, Stream], count: int, seed: int) -> None:
+def write_all(producer: Producer, streams: dict[str, Stream], count: int, seed: int, start: int = 0) -> None:
     """Every stream's tokens, a turn each: plain ones of a turn in one call, as an engine's step."""
-    rows = zip(*(tokens(seed, name, count) for name in streams), strict=True)
+    rows = zip(*(tokens(seed, name, count)[start:] for name in streams), strict=True)
     for row in rows:
         together = []
         for stream, item in zip(streams.values(), row, strict=True):
@@ -105,10 +107,12 @@ def main() -> None:
     runtime_dir, name, size = sys.argv[1:]
     with Producer(name, runtime_dir, int(size) if size else None) as producer:
         print('"attached"', flush=True)
+        opened: dict[str, Stream] = {}
         for line in sys.stdin:
             order = json.loads(line)
-            streams = {name: producer.open(name, block=ROOM_S) for name in order["streams"]}
-            write_all(producer, streams, order["count"], order["seed"])
+            streams = {name: opened.get(name) or producer.open(name, block=ROOM_S) for name in order["streams"]}
+            opened |= streams
+            write_all(producer, streams, order["count"], order["seed"], order["start"])
             for stream in streams.values() if order["close"] else ():
                 stream.close(order["reason"], block=ROOM_S)
             print('"done"', flush=True)

@@ -23,6 +23,9 @@ class Owner:
     def __init__(self) -> None:
         self.grants: list[int] = []
 
+    def _ended(self, inbox: Inbox) -> None:
+        pass
+
     def _grant(self, inbox: Inbox) -> None:
         self.grants.append(inbox.new_limit())
 

@@ -240,19 +240,20 @@ def test_a_cancel_under_load_cuts_only_its_stream(daemon: Daemon, history: Histo
             reading.cancel()
         got.follow(reading)
 
-    with Consumer(daemon.runtime_dir) as consumer, Writer(daemon.runtime_dir, buffer_size=4096) as writer:
-        readings = [(consumer.attach(name), history.reading(name)) for name in names]
-        # room for a few tokens only, so that the ends are far away when the cancels come
-        with ThreadPoolExecutor(len(names)) as pool:
-            writer.load(names, count, seed)
-            list(pool.map(lambda pair: follow(*pair), readings))
+    with (
+        Consumer(daemon.runtime_dir) as consumer,
+        Writer(daemon.runtime_dir, buffer_size=4096) as writer,
+        ThreadPoolExecutor(len(names)) as pool,
+    ):
+        reads = [pool.submit(follow, consumer.attach(name), history.reading(name)) for name in names]
+        writer.load(names, count // 2, seed, close=False)  # so that the cancels meet live streams
         assert writer.wait() == "done"
-    ends = {got.stream: got.events[-1].reason for got in history.readings}
-    for name in names[::2]:  # a cancel can come too late
-        if ends[name] == "stop":
-            history.end(name, "stop")
+        daemon.await_total("cancelled", 3)
+        writer.load(names, count, seed, start=count // 2)
+        assert writer.wait() == "done"
+        for read in reads:
+            read.result()
     history.check()
-    assert "cancelled" in ends.values()
 
 
 def test_a_lost_producers_committed_tokens_come_then_its_end(daemon: Daemon, history: History, seed: int) -> None:
@@ -320,10 +321,10 @@ def test_an_idle_path_sends_a_frame_a_token_and_a_busy_one_packs(daemon: Daemon)
 
 def test_a_client_that_reads_nothing_costs_bounded_memory(start: Start, history: History, seed: int) -> None:
     daemon = start("--spool-bytes", "2M", "--stream-bytes", "256k", "--max-streams", "64")
-    count = 1000 if SANITIZED else 4000
+    count = 2000 if SANITIZED else 4000
     slow, used = [], []
     with Consumer(daemon.runtime_dir) as idle, Consumer(daemon.runtime_dir) as busy, Writer(daemon.runtime_dir) as one:
-        for turn in range(6):
+        for turn in range(8):
             names = load.names(4, f"t{turn}")
             expect(history, names, count, seed)
             slow += [(idle.attach(name, credit=4096), history.reading(name, "idle")) for name in names]
@@ -331,7 +332,10 @@ def test_a_client_that_reads_nothing_costs_bounded_memory(start: Start, history:
             follow_all(busy, history, names, "busy", batches=True)
             assert one.wait() == "done"
             used.append(daemon.private_bytes())
-        assert used[-1] - used[2] < 256 << 10, f"memory grows while a client reads nothing: {used}"
+        passed = daemon.total("frame_bytes") * 6 // 8
+        # the 1 MiB of frames a turn is touched bit by bit
+        assert SANITIZED or passed > 3 << 20, f"{passed} bytes are no load"
+        assert SANITIZED or used[-1] - used[1] < 2 << 20, f"memory grows while a client reads nothing: {used}"
         for reading, got in slow:
             got.follow(reading)
             assert len(reading.gaps) <= 1, "one hole is one gap"

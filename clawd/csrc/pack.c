@@ -242,7 +242,6 @@ static int may_send(const struct claw_connection *connection)
 
 int claw_outbox_build(struct claw_outbox *outbox)
 {
-	claw_outbox_sweep(outbox);
 	outbox->frame_count = 0;
 	outbox->out_bytes = 0;
 	while (outbox->ready.head != CLAW_NONE) {

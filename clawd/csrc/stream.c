@@ -429,7 +429,7 @@ void claw_stream_mark(struct claw_streams *streams, uint32_t index)
 	streams->dirty.tail = index;
 }
 
-uint64_t claw_streams_expire(struct claw_streams *streams, uint64_t now_ns)
+void claw_streams_expire(struct claw_streams *streams, uint64_t now_ns)
 {
 	while (streams->ended.head != CLAW_NONE && streams->table[streams->ended.head].deadline_ns <= now_ns) {
 		uint32_t index = streams->ended.head;
@@ -442,12 +442,20 @@ uint64_t claw_streams_expire(struct claw_streams *streams, uint64_t now_ns)
 		claw_stream_release(streams, index);
 		index = younger;
 	}
-	uint64_t next = 0;
+}
+
+uint64_t claw_streams_due(const struct claw_streams *streams, uint64_t now_ns)
+{
+	uint64_t due = 0;
 	if (streams->ended.head != CLAW_NONE)
-		next = streams->table[streams->ended.head].deadline_ns;
-	if (index != CLAW_NONE && (!next || streams->table[index].deadline_ns < next))
-		next = streams->table[index].deadline_ns;
-	return next;
+		due = streams->table[streams->ended.head].deadline_ns;
+	/* One that is past its time stays only while somebody still reads it: that reader's leaving is its event */
+	uint32_t index = streams->gone.head;
+	while (index != CLAW_NONE && streams->table[index].deadline_ns <= now_ns)
+		index = streams->table[index].younger;
+	if (index != CLAW_NONE && (!due || streams->table[index].deadline_ns < due))
+		due = streams->table[index].deadline_ns;
+	return due;
 }
 
 uint32_t claw_stream_seek(const struct claw_streams *streams, uint32_t index, uint64_t seq)

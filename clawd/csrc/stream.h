@@ -82,8 +82,10 @@ void claw_stream_mark(struct claw_streams *streams, uint32_t index);
 void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown);
 /* Take a stream out of the table once nobody reads or awaits it. */
 void claw_stream_release(struct claw_streams *streams, uint32_t index);
-/* Let go of what is past its time. Returns when there is more to do, 0 = never as things stand. */
-uint64_t claw_streams_expire(struct claw_streams *streams, uint64_t now_ns);
+/* Let go of what is past its time. */
+void claw_streams_expire(struct claw_streams *streams, uint64_t now_ns);
+/* When there is more to let go of, 0 = never as things stand. */
+uint64_t claw_streams_due(const struct claw_streams *streams, uint64_t now_ns);
 /* First block of the stream that holds sequence seq or a later one, CLAW_NONE when none does. */
 uint32_t claw_stream_seek(const struct claw_streams *streams, uint32_t index, uint64_t seq);
 

@@ -216,6 +216,10 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	int more = 0;
 	core->outcome.event_count = 0;
 	claw_count(&core->totals->turns, 1);
+	/* What the last turn sent is accounted by now; its places are free for what opens in this one */
+	claw_outbox_sweep(&core->outbox);
+	/* Before new ends come: a stream is packed once at least, however short it is kept */
+	claw_streams_expire(&core->streams, now_ns);
 	/* Rings whose producer is gone come first, so that their ends precede what a successor opens */
 	for (uint32_t i = 0; i < core->ring_used; i++)
 		if (core->rings[i].state == CLAW_RING_LEFT)
@@ -229,7 +233,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 		}
 	}
 	/* To the next whole second: a thousand short answers that end are not a thousand wake-ups a minute later */
-	uint64_t due = claw_streams_expire(&core->streams, now_ns);
+	uint64_t due = claw_streams_due(&core->streams, now_ns);
 	core->expire_ns = due ? (due / second_ns + 1) * second_ns : 0;
 	claw_outbox_wake(&core->outbox);
 	more |= claw_outbox_build(&core->outbox);

@@ -36,6 +36,7 @@ class Instance:
             raise HostError(f'runtime directory "{self.runtime_dir}" is too long', f"use one of at most {spare} bytes")
         try:
             self.runtime_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+            check_owner(self.runtime_dir)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = os.open(self.runtime_dir / "lock", flags, 0o640)
         except OSError as error:
@@ -80,3 +81,12 @@ class Instance:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._lock)
+
+
+def check_owner(directory: Path) -> None:
+    """Raise HostError unless only we (or root) decide what is in `directory`: others could put links in our way."""
+    status = directory.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise HostError(f'runtime directory "{directory}" belongs to user {status.st_uid}', "use one of your own")
+    if status.st_mode & 0o002:
+        raise HostError(f'runtime directory "{directory}" can be written by everybody', f"chmod o-w {directory}")

@@ -33,6 +33,10 @@ STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
 BEAT_NS = 1_000_000_000
 """A turn comes at least so often: readers of the page know by it that clawd lives."""
+STOP_QUIET_NS = 300_000_000
+"""How long clients get to take what was sent, and to ack it: libzmq drops what they have not read from a connection
+that ends.
+"""
 
 REFUSED = {
     lib.CLAW_STOPPED_EXISTS: "exists",
@@ -44,6 +48,7 @@ REFUSED = {
 def serve(config: Config) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ClawdError when it cannot start."""
     with Instance(config.runtime_dir) as instance:
+        raise_descriptor_limit(config)
         close_left_behind(instance.id)
         memory.sweep(instance.id)
         limits = Limits(
@@ -56,7 +61,6 @@ def serve(config: Config) -> int:
             max_attachments=config.max_attachments,
         )
         check_room(config.spool_bytes)
-        allow_files(files_needed(config.max_producers, config.max_clients))
         with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
             Loop(core, config, instance).run()
@@ -80,14 +84,15 @@ def shown(instance: str, limits: Limits) -> Iterator[Core]:
         page.unlink()
 
 
-def allow_files(count: int) -> None:
-    """Raise the soft limit of open files as far as needed and allowed: libzmq ends a process that runs into it."""
+def raise_descriptor_limit(config: Config) -> None:
+    """As far as the host allows. One below what the settings may need is said: libzmq ends clawd when it is met."""
+    need = files_needed(config.max_producers, config.max_clients)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < count:
-        log.warning("too few files allowed for this many clients and producers", allowed=most, needed=count)
+    if soft < need:
+        soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < need:
+        log.warning("too few descriptors, going on", limit=soft, need=need, hint="lower max_clients or raise ulimit -n")
 
 
 def check_room(size: int) -> None:
@@ -194,9 +199,16 @@ class Loop:
         """Accept nothing new, one last pass over every ring, leave rings and spool."""
         sd.stopping()
         self._registry.close()
-        deadline_ns = time.monotonic_ns() + STOP_NS
-        while self._once(0) and time.monotonic_ns() < deadline_ns:
-            pass
+        now_ns = last_ns = time.monotonic_ns()
+        deadline_ns = now_ns + STOP_NS
+        quiet_ns = STOP_QUIET_NS if self._relay.connection_count else 0
+        while now_ns < deadline_ns:
+            busy = self._once(max(0, last_ns + quiet_ns - now_ns))
+            now_ns = time.monotonic_ns()
+            if busy:
+                last_ns = now_ns
+            elif now_ns - last_ns >= quiet_ns:
+                break
         self._relay.close()
         log.event("stopped")
 

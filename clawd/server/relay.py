@@ -27,6 +27,8 @@ MESSAGE_MAX = 16 + 65_535 * 16
 """Bytes of a message from a client: the longest flow message."""
 RETRY_NS = 2_000_000
 """A frame that met EAGAIN is tried again after this long: a ROUTER's POLLOUT says nothing about one peer."""
+FAULTS_MAX = 100
+"""Rules a client may break before it is dropped."""
 PENDING_MAX = 16_384
 """Answers kept for a client that does not read them, before it is dropped."""
 STRANGER_NS = 10_000_000_000
@@ -74,6 +76,8 @@ class Connection:
     session: str = ""
     observes: bool = False
     """Reads and leaves no trace: it may not cancel."""
+    faults: int = 0
+    """Rules it broke: the first is logged, FAULTS_MAX end it."""
     pending: deque[bytes] = field(default_factory=deque)
     """What met EAGAIN, in order. Frames are bounded by the window, replies by PENDING_MAX."""
 
@@ -244,10 +248,18 @@ class Relay:
             try:
                 self._take_message(connection, body[0])
             except ProtocolError as error:
-                log.warning("client broke a rule", connection=connection.number, error=error)
                 self._reply(connection, protocol.Failure(code="bad_request", text=str(error)))
+                self._blame(connection, error)
         elif len(body) != 1:
-            log.warning("client broke a rule", connection=connection.number, error=f"{len(body)} frames in a message")
+            self._blame(connection, ProtocolError(f"{len(body)} frames in a message"))
+
+    def _blame(self, connection: Connection, error: ProtocolError) -> None:
+        connection.faults += 1
+        if connection.faults == 1:
+            log.warning("client broke a rule", connection=connection.number, error=error)
+        elif connection.faults == FAULTS_MAX:
+            log.warning("client broke rules again and again, dropped", connection=connection.number, error=error)
+            self._drop(connection)
 
     def _take_message(self, connection: Connection, message: bytes) -> None:
         if message[0] == lib.CLAW_FRAME_FLOW:

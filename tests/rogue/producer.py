@@ -42,8 +42,12 @@ def hello(**changed: int) -> bytes:
 def dial(runtime_dir: Path, socket_name: str = protocol.CONTROL_SOCKET) -> socket.socket:
     kind = socket.SOCK_SEQPACKET if socket_name == protocol.CONTROL_SOCKET else socket.SOCK_STREAM
     connection = socket.socket(socket.AF_UNIX, kind)
+    try:
+        connection.connect(os.fspath(runtime_dir / socket_name))  # without a timeout, which would not wait for a place
+    except OSError:
+        connection.close()
+        raise
     connection.settimeout(30)
-    connection.connect(os.fspath(runtime_dir / socket_name))
     return connection
 
 

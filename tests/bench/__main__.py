@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scripts/bench`: clawd beside plain pyzmq and beside today's engine pattern, interleaved, medians of all rounds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from typing import Any
+
+import zmq
+
+from clawd import __version__
+from clawd.ctl import render
+from tests.bench.run import PATHS, Load, harness_cpu_s, measure
+
+STREAMS = 100
+FIGURES = ("p50_us", "p99_us", "held_p50_us", "held_p99_us", "producer_cpu_us", "relay_cpu_us", "receiver_cpu_us")
+
+
+def loads(seconds: float) -> dict[str, Load]:
+    """The shapes of design §12."""
+    return {
+        "poisson": Load(rate=28_000, count=int(28_000 * seconds), step=1, streams=STREAMS),
+        "steps": Load(rate=28_000, count=int(28_000 * seconds) // 100 * 100, step=100, streams=STREAMS),
+        "sparse": Load(rate=200, count=max(100, int(200 * seconds)), step=1, streams=10),
+        "throughput": Load(rate=0, count=int(400_000 * seconds) // 100 * 100, step=100, streams=STREAMS),
+    }
+
+
+def compare(load: Load, paths: tuple[str, ...], rounds: int) -> dict[str, Any]:
+    """Every path once a round, in turn, so that a machine that drifts does so for all."""
+    runs: dict[str, list[dict[str, float]]] = {path: [] for path in paths}
+    pace = [harness_cpu_s(load) for _ in range(min(rounds, 3))] if load.rate else [0.0]
+    pace_us = statistics.median(pace) * 1e6 / load.count
+    for _ in range(rounds):
+        for path in paths:
+            figures = measure(path, load)
+            figures["producer_cpu_us"] = max(0.0, figures["producer_cpu_us"] - pace_us)
+            runs[path].append(figures)
+    result: dict[str, Any] = {}
+    for path, all_figures in runs.items():
+        result[path] = {name: statistics.median(each[name] for each in all_figures) for name in all_figures[0]}
+        result[path]["p50_us_spread"] = [min(e["p50_us"] for e in all_figures), max(e["p50_us"] for e in all_figures)]
+        result[path]["lost"] = sum(each["lost"] for each in all_figures)
+    return result
+
+
+def show(name: str, result: dict[str, Any]) -> str:
+    header = ("path", "p50", "p99", "spread of p50", "held p50", "held p99", "cpu prod", "relay", "recv", "tokens/s")
+    rows = []
+    for path, each in result.items():
+        low, high = each["p50_us_spread"]
+        micro = [f"{each[figure]:.1f}" if each[figure] < 100 else f"{each[figure]:.0f}" for figure in FIGURES]
+        rows.append((path, *micro[:2], f"{low:.0f}-{high:.0f}", *micro[2:], f"{each['tokens_per_s']:.0f}"))
+    lines = [f"{name} (microseconds; cpu in us a token)", render.table(header, rows, 110)]
+    ours = result["clawd"]
+    for path in ("pyzmq", "engine"):
+        if path in result:
+            other = result[path]
+            p50, p99 = (ours[figure] / other[figure] if other[figure] else 0.0 for figure in ("p50_us", "p99_us"))
+            rate = ours["tokens_per_s"] / other["tokens_per_s"] if other["tokens_per_s"] else 0.0
+            lines.append(f"clawd / {path}: p50 {p50:.2f}x, p99 {p99:.2f}x, tokens/s {rate:.2f}x")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measure clawd beside plain pyzmq PUSH/PULL and beside today's engine pattern (msgspec batches into"
+        " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
+    )
+    parser.add_argument("what", nargs="?", default="relay", choices=("relay",), help="what to measure (default relay)")
+    parser.add_argument("--load", choices=tuple(loads(1)), action="append", help="only this load; may be repeated")
+    parser.add_argument("--path", choices=tuple(PATHS), action="append", help="only this path; may be repeated")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each path runs (default 5)")
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="length of a run (default 2)")
+    parser.add_argument("--smoke", action="store_true", help="one short round: only that all of it works")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
+    options = parser.parse_args()
+    rounds, seconds = (1, 0.3) if options.smoke else (options.rounds, options.seconds)
+    chosen = loads(seconds)
+    paths = tuple(options.path or PATHS)
+    if "clawd" not in paths:
+        parser.error("--path clawd is what the others are compared with")
+    results: dict[str, Any] = {}
+    for name in options.load or chosen:
+        results[name] = compare(chosen[name], paths, rounds)
+        if not options.json:
+            print(show(name, results[name]), flush=True)
+    about = {
+        "clawd": __version__,
+        "python": platform.python_version(),
+        "pyzmq": zmq.pyzmq_version(),
+        "libzmq": zmq.zmq_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "pinning": "none",
+        "rounds": rounds,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    if options.json:
+        print(json.dumps({"version": 1, "about": about, "loads": results}))
+    else:
+        print("  ".join(f"{key} {value}" for key, value in about.items()))
+    lost = sum(each["lost"] for result in results.values() for each in result.values())
+    if lost:
+        print(f"scripts/bench: {lost:.0f} tokens did not arrive", file=sys.stderr)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
