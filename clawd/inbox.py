@@ -17,6 +17,7 @@ Page = tuple[bytes, int, bytes, int]
 ITEM = struct.Struct("<IIQQIIHBBI")
 """struct claw_item: attachment, incarnation, seq, written_ns, offset, count, len, kind, klass, bytes"""
 _ITEM_END = struct.Struct("<Q12xI2xB5x")  # its seq, count and kind, from offset 8
+_KIND_AT = 34
 _TOKEN, _GAP, _OPEN, _CLOSE = int(lib.CLAW_TOKEN), int(lib.CLAW_GAP), int(lib.CLAW_OPEN), int(lib.CLAW_CLOSE)
 
 if ITEM.size != ffi.sizeof("struct claw_item"):
@@ -72,6 +73,22 @@ class Inbox:
         """The credit to tell clawd now; it never falls."""
         self.limit = max(self.limit, self.offset + self.consumed)
         return self.limit
+
+    def accept_next_token(self, page: Page, incarnation: int, first_seq: int, current: bool) -> bool:
+        """Take a segment that is the next token and no more: what an engine's step mostly is. False: it is not that."""
+        items = page[2]
+        if (
+            len(items) != ITEM.size
+            or items[_KIND_AT] != _TOKEN
+            or first_seq != self.expected
+            or incarnation != self.incarnation
+            or not current
+        ):
+            return False
+        self.expected = first_seq + 1
+        self.received += page[3]
+        self.pending.append(page)
+        return True
 
     def accept(self, page: Page, incarnation: int, first_seq: int, current: bool) -> str | None:
         """Take a segment. `current` says it came on the connection of the latest attach.

@@ -347,8 +347,13 @@ class Link:
             if inbox is not None and records:
                 items = self._items_view[item : item + records * ITEM.size].tobytes()
                 # a reader that is slow must not keep the other readers' bytes alive
-                own = (frame, 0) if segments == 1 else (frame[at : at + length], at)
-                wrong = inbox.accept((*own, items, length), incarnation, first_seq, current)
+                page = (frame, 0, items, length) if segments == 1 else (frame[at : at + length], at, items, length)
+                if inbox.accept_next_token(page, incarnation, first_seq, current):
+                    self.ready.append(inbox)
+                    item += ITEM.size
+                    at += length
+                    continue
+                wrong = inbox.accept(page, incarnation, first_seq, current)
                 if wrong is not None:
                     self.detach(inbox, ProtocolError(f'clawd broke the protocol on "{inbox.stream}": {wrong}'))
                 elif inbox.done:

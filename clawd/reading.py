@@ -18,7 +18,8 @@ from clawd.inbox import ITEM, Inbox, Page
 __all__ = ["BaseReading", "Batch", "Gap", "Token", "parse_position"]
 
 _TOKEN, _GAP, _OPEN = int(lib.CLAW_TOKEN), int(lib.CLAW_GAP), int(lib.CLAW_OPEN)
-_KIND_AT = 34  # in struct claw_item
+_KIND_AT, _TIME_AT = 34, 16  # in struct claw_item
+_NO_ROWS = ITEM.iter_unpack(b"")
 _NOTHING: Page = (b"", 0, b"", 0)
 _allocate = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -70,18 +71,23 @@ class Batch:
     The last batch of a stream cut inside a character has `count` 0 and no data: its text is the U+FFFD.
     """
 
-    __slots__ = ("_pages", "_prefix", "_tail", "count", "data", "first_seq", "last_seq", "written_ns")
+    __slots__ = ("_pages", "_prefix", "_tail", "_times", "count", "data", "first_seq", "last_seq")
 
     def __init__(self, data: bytes, first_seq: int, last_seq: int, written_ns: bytes, pages: list[Page], prefix: str,
                  tail: bytes) -> None:  # fmt: skip
         self.data = data
         self.first_seq = first_seq
         self.last_seq = last_seq
-        self.written_ns = memoryview(written_ns).cast("Q")
-        self.count = len(self.written_ns)
+        self.count = len(written_ns) // 8
+        self._times = written_ns
         self._pages = pages
         self._prefix = prefix
         self._tail = tail
+
+    @property
+    def written_ns(self) -> memoryview:
+        """CLOCK_MONOTONIC of each token's write."""
+        return memoryview(self._times).cast("Q")
 
     @property
     def text(self) -> str:
@@ -190,6 +196,11 @@ class BaseReading:
 
     def _take_batch(self) -> Batch | None:
         """As `_take`, for all tokens that are here up to the next gap."""
+        pending = self._inbox.pending
+        if len(pending) == 1 and len(pending[0][2]) == ITEM.size and not length_hint(self._rows) and not self._held:
+            batch = self._take_lone_token(pending[0])
+            if batch is not None:
+                return batch
         parts: list[bytes] = []
         times: list[bytes] = []
         pages: list[Page] = []
@@ -227,6 +238,22 @@ class BaseReading:
             token = self._take_rest()
             return Batch(b"", token.seq, token.seq, b"", [], token.text, b"")
         return None
+
+    def _take_lone_token(self, page: Page) -> Batch | None:
+        """What an engine's step mostly is for one stream; the general way costs five times as much."""
+        frame, base, items, _ = page
+        _, _, seq, _, offset, _, length, kind, _, _ = ITEM.unpack(items)
+        if kind != _TOKEN:
+            return None
+        self._turn_page()
+        self._rows = _NO_ROWS
+        data = frame[offset - base : offset - base + length]
+        if data.isascii():
+            self._shown = seq
+        else:
+            self._settle(_decode(b"", data)[1], seq)
+        self._last = seq
+        return Batch(data, seq, seq, items[_TIME_AT : _TIME_AT + 8], [page], "", b"")
 
     def _batch(self, data: bytes, written_ns: bytes, pages: list[Page]) -> Batch:
         first_seq = int(ITEM.unpack_from(pages[0][2])[2])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the whole path share: a daemon, its history, random numbers that can be had again."""
+"""What the tests of the whole path share: a daemon, its history, random numbers that can be had again; and, at a run's
+end, what its proofs counted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,14 @@ from pathlib import Path
 
 import pytest
 
+import counts
 from tests.daemon import Daemon
 from tests.history import History
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if sums := counts.of_this_run():
+        terminalreporter.write_line(f"counted: {counts.text(sums)}")
 
 
 @pytest.fixture
