@@ -137,6 +137,15 @@ class Config:
             )
 
 
+def files_needed(max_producers: int, max_clients: int) -> int:
+    """Descriptors of a daemon with so many peers.
+
+    A producer takes its control connection, pidfd and eventfd, and one more while a ring is handed over; a client its
+    control and its relay connection; clawd itself some 64.
+    """
+    return 4 * max_producers + 2 * max_clients + 64
+
+
 def _settings() -> tuple[Setting, ...]:
     named = []
     for column in fields(Config):

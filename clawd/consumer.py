@@ -73,11 +73,13 @@ class Consumer:
     Raises ControlError when no clawd is there. One that goes away later is waited for, then readings go on.
     """
 
+    _role = "consumer"
+
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
         self._closed = False
         # guards the link (so both sockets) and every field below; nobody sleeps with it
         self._lock = threading.Lock()
-        self._link = Link(runtime_dir)
+        self._link = Link(runtime_dir, self._role)
         self._leader: Inbox | None = None
         self._followers: dict[Inbox, threading.Condition] = {}
         self._selection: Selection[Reading] = Selection()

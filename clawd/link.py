@@ -88,7 +88,7 @@ class Link:
     Raises ControlError when none is there; later losses are repaired.
     """
 
-    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None, role: str = "consumer") -> None:
         given = runtime_dir if runtime_dir is not None else os.environ.get("CLAWD_RUNTIME_DIR") or DEFAULT_RUNTIME_DIR
         self.runtime_dir = os.path.abspath(given)
         self.disowned = False
@@ -106,7 +106,7 @@ class Link:
         self._items = ffi.new("struct claw_item[]", _ITEMS_MAX)
         self._items_view = memoryview(ffi.buffer(self._items))
         self._ret_connection = ffi.new("uint32_t *")
-        self._session = Session(self.runtime_dir)
+        self._session = Session(self.runtime_dir, role)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._relay = _relay_socket(self._context, os.path.join(self.runtime_dir, protocol.RELAY_SOCKET))

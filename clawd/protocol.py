@@ -88,18 +88,19 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Status:
-    """Ask for the daemon's state: one JSON object of raw integers comes back."""
+class CancelStream:
+    """End a stream for everybody, on the control socket: for root and clawd's own user. Answered by `StreamCancelled`,
+    or by a `Failure` with code `denied`, `unknown` or `gone`.
+    """
 
-    op = "status"
+    op = "cancel_stream"
+    stream: str = _checked(_text(NAME_MAX))
 
 
 @dataclass(frozen=True)
-class Streams:
-    """Ask for rows of streams; the answer's `next` is the `start` of the next page, null at the end."""
-
-    op = "streams"
-    start: int = _checked(_number(0, 2**31), 0)
+class StreamCancelled:
+    op = "stream_cancelled"
+    stream: str = _checked(_text(NAME_MAX))
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,12 @@ class Failure:
     id: int = _checked(_number(0, 2**32 - 1), 0)
 
 
-Message = Hello | Welcome | Status | Streams | Attach | Detach | Cancel | Ping | Pong | Connected | Failure
+Message = (
+    Hello | Welcome | CancelStream | StreamCancelled | Attach | Detach | Cancel | Ping | Pong | Connected | Failure
+)
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, Status, Streams)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
@@ -206,8 +209,3 @@ def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
         elif not row.metadata["check"](values[name]):
             raise ProtocolError(f'"{op}" has a bad value for "{name}"')
     return kind(**values)
-
-
-def pack(values: dict[str, Any]) -> bytes:
-    """An answer to `clawctl` as one JSON object."""
-    return json.dumps(values, separators=(",", ":")).encode()

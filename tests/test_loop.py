@@ -169,7 +169,8 @@ def test_a_spool_that_is_too_much_for_the_host_is_refused(tmp_path: Path) -> Non
 
 @needs_mount
 def test_a_ring_that_is_too_much_for_the_host_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path / "run", "--spool-bytes", "1M", "--stream-bytes", "1M", prefix=TINY_SHM)
+    sizes = ("--spool-bytes", "1M", "--stream-bytes", "1M", "--max-streams", "64")  # their rows take memory too
+    daemon = Daemon(tmp_path / "run", *sizes, prefix=TINY_SHM)
     try:
         daemon.start()
         shm = Path(f"/proc/{daemon.pid}/root{SHM}")
@@ -180,7 +181,7 @@ def test_a_ring_that_is_too_much_for_the_host_is_refused_and_leaves_nothing(tmp_
                 assert caught.value.code == "no_space"
             producer.open("s").write("x")
             assert consumer.attach("s").read().data == b"x"
-            assert len(list(shm.iterdir())) == 3
+            assert len(list(shm.iterdir())) == 4, "figures, spool, DATA and CTL"
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(10) == 0
     finally:

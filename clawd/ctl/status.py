@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
-from clawd import protocol
+from clawd import stats
 from clawd.ctl import render
-from clawd.ctl.client import Client
+from clawd.ctl.client import figures
 
 HELP = "show whether clawd runs, what it carries and how fast"
+ABOUT = "Read from shared memory: clawd is not asked, so a busy or a stopped one can be looked at too."
+EXAMPLE = "clawctl status --json | jq .totals.tokens"
 
 
-def collect(client: Client) -> dict[str, Any]:
-    answer = client.ask(protocol.Status())
-    del answer["op"]
-    return answer
+def collect(options: argparse.Namespace) -> dict[str, Any]:
+    with figures(options.runtime_dir) as (page, life):
+        return stats.status(page, life)
 
 
 def show(value: dict[str, Any]) -> str:
@@ -32,10 +34,10 @@ def show(value: dict[str, Any]) -> str:
         f" {totals['discarded']} discarded",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"
         f" {totals['rescued']} lost wake-ups",
-        "",
     ]
     rows = [
         (name.replace("_", " "), row["count"], render.duration(row["p50_ns"]), render.duration(row["p99_ns"]))
         for name, row in value["latency"].items()
     ]
-    return "\n".join(lines) + "\n" + render.table(("latency", "tokens", "p50", "p99"), rows)
+    text = "\n".join(render.fold(line, 11) for line in lines)
+    return f"{text}\n\n{render.table(('latency', 'tokens', 'p50', 'p99'), rows)}"

@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from clawd import log, protocol, sd
-from clawd.config import Config
-from clawd.core import Core, Limits, guard, lib
+from clawd import __version__, log, sd
+from clawd.config import Config, files_needed
+from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
-from clawd.server import memory, stats
+from clawd.page import stats_name
+from clawd.server import memory
 from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
@@ -29,19 +29,14 @@ SPOOL_OBJECT_BYTES = 256 << 20
 """A larger spool is cut into objects of this size."""
 SPOOL_SHARE = 4
 """The spool may take one part in so many of the shared memory that is free."""
-DESCRIPTORS = 64
-"""That clawd needs for itself."""
-DESCRIPTORS_CLIENT = 2
-"""Control and relay connection."""
-DESCRIPTORS_PRODUCER = 4
-"""Control connection, pidfd, eventfd; one more while a ring is handed over."""
 STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
+BEAT_NS = 1_000_000_000
+"""A turn comes at least so often: readers of the page know by it that clawd lives."""
 STOP_QUIET_NS = 300_000_000
 """How long clients get to take what was sent, and to ack it: libzmq drops what they have not read from a connection
 that ends.
 """
-LONGEST_SLEEP_NS = 60_000_000_000
 
 REFUSED = {
     lib.CLAW_STOPPED_EXISTS: "exists",
@@ -56,28 +51,42 @@ def serve(config: Config) -> int:
         raise_descriptor_limit(config)
         close_left_behind(instance.id)
         memory.sweep(instance.id)
-        core = Core(
-            Limits(
-                spool_bytes=config.spool_bytes,
-                stream_bytes=config.stream_bytes,
-                keep_ns=config.keep,
-                max_streams=config.max_streams,
-                max_rings=config.max_producers,
-                max_connections=config.max_clients,
-                max_attachments=config.max_attachments,
-            )
+        limits = Limits(
+            spool_bytes=config.spool_bytes,
+            stream_bytes=config.stream_bytes,
+            keep_ns=config.keep,
+            max_streams=config.max_streams,
+            max_rings=config.max_producers,
+            max_connections=config.max_clients,
+            max_attachments=config.max_attachments,
         )
-        try:
+        check_room(config.spool_bytes)
+        with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
             Loop(core, config, instance).run()
+    return 0
+
+
+@contextmanager
+def shown(instance: str, limits: Limits) -> Iterator[Core]:
+    """A core whose figures others can read as long as it runs."""
+    page = memory.create(
+        instance, page_bytes(limits), name=f"/{stats_name(instance)}", mode=0o640, setting="max_streams"
+    )
+    try:
+        core = Core(limits, page.fd)
+        try:
+            yield core
         finally:
             core.close()
-    return 0
+    finally:
+        page.close()
+        page.unlink()
 
 
 def raise_descriptor_limit(config: Config) -> None:
     """As far as the host allows. One below what the settings may need is said: libzmq ends clawd when it is met."""
-    need = DESCRIPTORS + DESCRIPTORS_CLIENT * config.max_clients + DESCRIPTORS_PRODUCER * config.max_producers
+    need = files_needed(config.max_producers, config.max_clients)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < need:
         soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
@@ -86,8 +95,8 @@ def raise_descriptor_limit(config: Config) -> None:
         log.warning("too few descriptors, going on", limit=soft, need=need, hint="lower max_clients or raise ulimit -n")
 
 
-def make_spool(core: Core, instance: str, size: int) -> None:
-    """Allocate the spool up front. Raises HostError when the host has not four times as much."""
+def check_room(size: int) -> None:
+    """Raise HostError when the host has not four times the memory of such a spool."""
     free = memory.room()
     if size > free // SPOOL_SHARE:
         raise HostError(
@@ -95,6 +104,10 @@ def make_spool(core: Core, instance: str, size: int) -> None:
             f" {format_bytes(free)}",
             f"lower spool_bytes or make {memory.SHM} larger",
         )
+
+
+def make_spool(core: Core, instance: str, size: int) -> None:
+    """Allocate the spool up front. Raises HostError."""
     while size:
         part = memory.create(instance, min(size, SPOOL_OBJECT_BYTES))
         core.map_spool(part.fd, part.size)
@@ -108,11 +121,10 @@ class Loop:
     def __init__(self, core: Core, config: Config, instance: Instance) -> None:
         self._core = core
         self._instance = instance
-        self._started_ns = time.monotonic_ns()
         self._stopping = False
         self._received = False
-        epoch = secrets.randbits(63) | 1
-        self._registry = Registry(core, config, instance.id, epoch, self._answer)
+        self._epoch = secrets.randbits(63) | 1
+        self._registry = Registry(core, config, instance.id, self._epoch)
         self._relay = Relay(core, self._registry.sessions)
 
     def run(self) -> None:
@@ -121,13 +133,14 @@ class Loop:
             self._relay.listen(self._instance.relay_path)
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
+            self._core.publish(self._epoch, time.monotonic_ns(), __version__, self._instance.runtime_dir)
             log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
             guard()  # the last handler to be installed
             reason = sd.ready()
             if reason:
                 log.warning("systemd not told, going on without", reason=reason)
             while not self._stopping:
-                self._once(LONGEST_SLEEP_NS)
+                self._once(BEAT_NS)
             self._stop()
 
     def _once(self, longest_ns: int) -> bool:
@@ -159,17 +172,6 @@ class Loop:
                 log.event("stream opened", logging.DEBUG, stream=name)
             else:
                 log.event("stream ended", logging.DEBUG, stream=name)
-
-    def _answer(self, request: protocol.Message) -> dict[str, Any]:
-        if isinstance(request, protocol.Streams):
-            return stats.streams(self._core, request.start)
-        return stats.status(
-            self._core,
-            instance=self._instance.id,
-            started_ns=self._started_ns,
-            producers=len(self._registry.rings),
-            clients=len(self._registry.sessions),
-        )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
