@@ -402,7 +402,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memory.data->head = 0;
 	memset(memory.ctl, 0, sizeof(*memory.ctl));
 	memset(spool_view, 0, limits.spool_bytes);
-	it.core = claw_core_create(&limits, &error);
+	it.core = claw_core_create(&limits, -1, &error);
 	CHECK(it.core && claw_core_map_spool(it.core, spool_fd, limits.spool_bytes) == 0);
 	CHECK(claw_ring_add(it.core, memory.data_fd, memory.ctl_fd, event_fd, RING_BYTES, 7, 9) == 0);
 	for (uint32_t i = 0; i < CLIENTS; i++)

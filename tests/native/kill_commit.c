@@ -212,7 +212,7 @@ static void prepare(const char *what)
 	memset(at.memory.ring, 0xa5, RING_BYTES);
 	for (uint32_t i = 0; i < SPOOL_BLOCKS; i++) /* all but the words that say that the blocks are free */
 		memset(at.spool + i * CLAW_BLOCK_BYTES + 8, 0xa5, CLAW_BLOCK_BYTES - 8);
-	at.core = must(claw_core_create(&limits, &error));
+	at.core = must(claw_core_create(&limits, -1, &error));
 	if (claw_core_map_spool(at.core, spool_fd, limits.spool_bytes) ||
 	    claw_ring_add(at.core, at.memory.data_fd, at.memory.ctl_fd, event_fd, RING_BYTES, 7, 9) != 0)
 		exit(1);
