@@ -17,7 +17,7 @@ NATIVE = TESTS / "native"
 CSRC = Path(clawd.__file__).parent / "csrc"
 """Of the clawd that is imported: a mutated or sanitized tree has its own."""
 WARNINGS = ("-std=gnu11", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-D_GNU_SOURCE")
-CORE = ("guard", "drain", "hist", "spool", "stream", "outbox", "pack", "intake", "wait", "turn")
+CORE = ("guard", "drain", "hist", "page", "spool", "stream", "outbox", "pack", "intake", "show", "wait", "turn")
 UNAVAILABLE = 77
 
 

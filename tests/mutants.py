@@ -19,6 +19,7 @@ import counts
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISH = "test_kill_points.py::test_a_producer_killed_at_any_instruction_leaves_a_whole_record_or_none"
+TORN = "test_page.py::test_a_row_is_never_torn_while_another_process_writes_it"
 COMMIT = (
     "test_kill_points.py::"
     "test_clawd_killed_at_any_instruction_leaves_whole_records_and_gives_back_only_what_is_committed"
@@ -204,6 +205,22 @@ MUTANTS = (
         "	claw_store_release(&claw_spool_block(spool, index)->committed, 0);\n",
         "",
         FUZZ + "[fuzz_core]",
+    ),
+    # the page
+    Mutant(
+        "a row is believed without a second look",
+        "csrc/page.c",
+        "		if (claw_load_relaxed(row) == seq)\n",
+        "		if (seq != 1)\n",
+        TORN,
+    ),
+    Mutant(
+        "a row is written under an even number",
+        "csrc/page.c",
+        "	claw_store_relaxed(seq, odd);\n",
+        "",
+        TORN,
+        often=True,
     ),
     # what readers are sent
     Mutant(

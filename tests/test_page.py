@@ -21,10 +21,10 @@ from clawd import stats
 from clawd.core import Label, Limits, ffi, lib, page_bytes
 from clawd.errors import ControlError
 from clawd.page import Life, Page, Unreachable
+from tests.cprogram import CSRC, NATIVE, compile_c, run_c
 from tests.rig import DEFAULTS, Rig
 
 MAGIC_AT, LAYOUT_AT, BYTES_AT = 0, 4, 8
-CSRC = Path(__file__).resolve().parent.parent / "clawd" / "csrc"
 STREAMS_AT = ffi.offsetof("struct claw_page_header", "streams")
 DEFAULT_LIMITS = Limits(64 << 20, 4 << 20, 10**9, 16384, 64, 1024, 65536)
 
@@ -151,11 +151,8 @@ def test_a_reason_that_is_too_long_is_cut_before_a_character(tmp_path: Path, roo
 
 
 def test_a_row_is_never_torn_while_another_process_writes_it(tmp_path: Path) -> None:
-    program = tmp_path / "stress"
-    parts = [Path(__file__).parent / "native" / "page_stress.c", CSRC / "page.c", CSRC / "guard.c"]
-    flags = ["-std=gnu11", "-O2", "-D_GNU_SOURCE", f"-I{CSRC}"]
-    subprocess.run(["gcc", *flags, "-o", program, *parts], check=True)
-    run = subprocess.run([program], capture_output=True, text=True)
+    sources = [NATIVE / "page_stress.c", CSRC / "page.c", CSRC / "guard.c"]
+    run = run_c(compile_c(tmp_path / "stress", sources, "-O2"))
     print(run.stdout)
     assert (run.returncode, run.stderr) == (0, "")
     assert "torn" not in run.stdout
