@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 import clawd
+from clawd.csrc import build
 
 TESTS = Path(__file__).resolve().parent
 NATIVE = TESTS / "native"
 CSRC = Path(clawd.__file__).parent / "csrc"
 """Of the clawd that is imported: a mutated or sanitized tree has its own."""
 WARNINGS = ("-std=gnu11", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-D_GNU_SOURCE")
-CORE = ("guard", "drain", "hist", "page", "spool", "stream", "outbox", "pack", "intake", "show", "wait", "turn")
+CORE = tuple(noun for noun in build.NOUNS if noun not in ("ring", "frame", "producer"))
+"""clawd's side of the core, without the parts for its clients and the header that has no source."""
 UNAVAILABLE = 77
 
 
