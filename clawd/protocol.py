@@ -6,7 +6,7 @@ flow) are the structs of csrc/ring.cdef.h and csrc/frame.cdef.h. A message is ch
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ MESSAGE_MAX = 4096
 """Bytes of a JSON message from a peer."""
 NAME_MAX = 255
 """Bytes of a stream's name, as CLAW_NAME_MAX in csrc/ring.cdef.h."""
+ERROR_MAX = 8192
+"""Bytes of an error of the configuration: it names files."""
 CREDIT_DEFAULT = 262_144
 CREDIT_MAX = 1 << 30
 WAIT_MS_DEFAULT = 30_000
@@ -56,6 +58,14 @@ def _flag(value: Any) -> bool:
 
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
+
+
+def _list(check: Check) -> Check:
+    return lambda value: type(value) is list and all(check(each) for each in value)
+
+
+def _table(value: Any) -> bool:
+    return type(value) is dict and all(type(text) is str for pair in value.items() for text in pair)
 
 
 def _checked(check: Check, default: Any = MISSING) -> Any:
@@ -100,6 +110,48 @@ class Streams:
 
     op = "streams"
     start: int = _checked(_number(0, 2**31), 0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Ask which settings are in effect. Answered by `InEffect`."""
+
+    op = "settings"
+
+
+@dataclass(frozen=True)
+class InEffect:
+    """`values` as people write them and `origins`, by key. `file` and `flags`: what a reload reads. `error`: why the
+    last one failed. `pending_restart`: keys whose new value a restart will bring.
+    """
+
+    op = "settings"
+    generation: int = _checked(_number(1, 2**63 - 1))
+    loaded_ns: int = _checked(_number(0, 2**63 - 1))
+    error: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    pending_restart: Sequence[str] = _checked(_list(_text(NAME_MAX)))
+    file: str | None = _checked(_or_none(_text(4096)))
+    flags: Mapping[str, str] = _checked(_table)
+    values: Mapping[str, str] = _checked(_table)
+    origins: Mapping[str, str] = _checked(_table)
+
+
+@dataclass(frozen=True)
+class Reload:
+    """Have clawd read its configuration again: for root and clawd's own user, else `denied`. Answered by `Reloaded`."""
+
+    op = "reload"
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """With `errors` nothing changed."""
+
+    op = "reload"
+    generation: int = _checked(_number(1, 2**63 - 1))
+    changed: Sequence[str] = _checked(_list(_text(NAME_MAX)))
+    pending_restart: Sequence[str] = _checked(_list(_text(NAME_MAX)))
+    errors: Sequence[str] = _checked(_list(_text(ERROR_MAX)))
 
 
 @dataclass(frozen=True)
@@ -167,18 +219,33 @@ class Failure:
     id: int = _checked(_number(0, 2**32 - 1), 0)
 
 
-Message = Hello | Welcome | Status | Streams | Attach | Detach | Cancel | Ping | Pong | Connected | Failure
+Message = (
+    Hello
+    | Welcome
+    | Status
+    | Streams
+    | Settings
+    | InEffect
+    | Reload
+    | Reloaded
+    | Attach
+    | Detach
+    | Cancel
+    | Ping
+    | Pong
+    | Connected
+    | Failure
+)
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, Status, Streams)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, Status, Streams, Settings, Reload)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
 
 def encode(message: Message) -> bytes:
     """The message as one JSON object."""
-    values = {row.name: getattr(message, row.name) for row in fields(message)}
-    return json.dumps({"op": message.op, **values}, separators=(",", ":")).encode()
+    return pack(values(message))
 
 
 def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
@@ -208,6 +275,11 @@ def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
     return kind(**values)
 
 
+def values(message: Message) -> dict[str, Any]:
+    """The message as its JSON object."""
+    return {"op": message.op, **{row.name: getattr(message, row.name) for row in fields(message)}}
+
+
 def pack(values: dict[str, Any]) -> bytes:
-    """An answer to `clawctl` as one JSON object."""
+    """One JSON object as bytes."""
     return json.dumps(values, separators=(",", ":")).encode()

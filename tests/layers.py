@@ -11,10 +11,10 @@ Tree = Mapping[str, str]
 # A module may import those in rows above its own, never one of its own row. The longest name that fits counts.
 ROWS = (
     ("clawd.errors",),
-    ("clawd.units",),
+    ("clawd.units", "clawd.ini"),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
-    ("clawd.inbox", "clawd.session"),
-    ("clawd.reading", "clawd.link"),
+    ("clawd.inbox", "clawd.session", "clawd.sources"),
+    ("clawd.reading", "clawd.link", "clawd.manual"),
     ("clawd.producer", "clawd.consumer"),
     ("clawd.server.memory", "clawd.server.instance"),
     ("clawd.server.ring",),

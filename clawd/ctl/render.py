@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -69,6 +70,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int 
     with console.capture() as captured:
         console.print(made)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def wrapped(text: str) -> str:
+    """A sentence in lines of at most the terminal's width."""
+    return "\n".join(textwrap.wrap(cell(text), width()))
 
 
 def _is_number(value: object) -> bool:

@@ -28,6 +28,7 @@ def show(value: dict[str, Any]) -> str:
         f"streams    {totals['streams_live']} live, {totals['streams_ended']} ended,"
         f" {totals['streams_awaited']} awaited",
         f"spool      {used} in use",
+        f"config     {_config(value['config'])}",
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"
@@ -39,3 +40,12 @@ def show(value: dict[str, Any]) -> str:
         for name, row in value["latency"].items()
     ]
     return "\n".join(lines) + "\n" + render.table(("latency", "tokens", "p50", "p99"), rows)
+
+
+def _config(state: dict[str, Any]) -> str:
+    parts = [f"generation {state['generation']}"]
+    if state["pending_restart"]:
+        parts.append(f"a restart is needed for {', '.join(state['pending_restart'])}")
+    if state["error"]:
+        parts.append(f"not reloaded: {render.cell(state['error'])}")
+    return "; ".join(parts)

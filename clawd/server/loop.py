@@ -22,6 +22,8 @@ from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
 from clawd.server.ring import close_left_behind
+from clawd.server.settings import Settings
+from clawd.sources import Configuration, Sources
 from clawd.units import format_bytes
 
 SPOOL_OBJECT_BYTES = 256 << 20
@@ -43,8 +45,9 @@ REFUSED = {
 }
 
 
-def serve(config: Config) -> int:
+def serve(configuration: Configuration, sources: Sources) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ClawdError when it cannot start."""
+    config = configuration.config
     with Instance(config.runtime_dir) as instance:
         close_left_behind(instance.id)
         memory.sweep(instance.id)
@@ -61,7 +64,7 @@ def serve(config: Config) -> int:
         )
         try:
             make_spool(core, instance.id, config.spool_bytes)
-            Loop(core, config, instance).run()
+            Loop(core, Settings(configuration, sources), instance).run()
         finally:
             core.close()
     return 0
@@ -86,14 +89,15 @@ def make_spool(core: Core, instance: str, size: int) -> None:
 class Loop:
     """The one thread of the daemon."""
 
-    def __init__(self, core: Core, config: Config, instance: Instance) -> None:
+    def __init__(self, core: Core, settings: Settings, instance: Instance) -> None:
         self._core = core
+        self._settings = settings
         self._instance = instance
         self._started_ns = time.monotonic_ns()
         self._stopping = False
         self._received = False
         epoch = secrets.randbits(63) | 1
-        self._registry = Registry(core, config, instance.id, epoch, self._answer)
+        self._registry = Registry(core, settings.config, instance.id, epoch, self._answer)
         self._relay = Relay(core, self._registry.sessions)
 
     def run(self) -> None:
@@ -144,27 +148,53 @@ class Loop:
     def _answer(self, request: protocol.Message) -> dict[str, Any]:
         if isinstance(request, protocol.Streams):
             return stats.streams(self._core, request.start)
+        if isinstance(request, protocol.Settings):
+            return protocol.values(self._settings.in_effect())
+        if isinstance(request, protocol.Reload):
+            return protocol.values(self._reload())
         return stats.status(
             self._core,
             instance=self._instance.id,
             started_ns=self._started_ns,
             producers=len(self._registry.rings),
             clients=len(self._registry.sessions),
+            config=self._settings.state(),
         )
+
+    def _reload(self) -> protocol.Reloaded:
+        """Read the configuration again, and change what can be changed while running."""
+        sd.reloading()
+        outcome = self._settings.reload(self._apply)
+        sd.ready(self._settings.error or "")
+        return outcome
+
+    def _apply(self, config: Config) -> None:
+        self._core.limit(stream_bytes=config.stream_bytes, keep_ns=config.keep)
+        self._registry.config = config
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn SIGTERM and SIGINT into a flag and a readable descriptor, so that none falls before a sleep."""
+        """Turn signals into a readable descriptor, so that none falls before a sleep: SIGTERM and SIGINT stop, SIGHUP
+        reloads.
+        """
 
         def stop(_signal: int, _frame: object) -> None:
             self._stopping = True
+
+        def reload(_signal: int, _frame: object) -> None:
+            """Its number is in the descriptor."""
+
+        def woke() -> None:
+            if signal.SIGHUP in drain_signals(woken) and not self._stopping:
+                self._reload()
 
         wake, woken = socket.socketpair()
         wake.setblocking(False)
         woken.setblocking(False)
         earlier_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        self._registry.watch(woken.fileno(), lambda: drain_signals(woken))
+        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
+        earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._registry.watch(woken.fileno(), woke)
         try:
             yield
         finally:
@@ -192,6 +222,6 @@ class Loop:
         log.event("stopped")
 
 
-def drain_signals(woken: socket.socket) -> None:
-    """Empty the descriptor that signals make readable."""
-    woken.recv(64)
+def drain_signals(woken: socket.socket) -> bytes:
+    """Empty the descriptor that signals make readable: their numbers."""
+    return woken.recv(4096)

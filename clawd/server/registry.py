@@ -51,7 +51,8 @@ class Registry:
         self, core: Core, config: Config, instance: str, epoch: int, reply: Callable[[protocol.Message], dict[str, Any]]
     ) -> None:
         self._core = core
-        self._config = config
+        self.config = config
+        """A reload puts another in its place."""
         self._instance = instance
         self._epoch = epoch
         self._reply = reply
@@ -118,7 +119,7 @@ class Registry:
             connection.setblocking(False)
             pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             peer = Peer(connection, pid, uid)
-            if len(self._peers) >= self._config.max_clients + self._config.max_producers:
+            if len(self._peers) >= self.config.max_clients + self.config.max_producers:
                 self._send(peer, protocol.Failure(code="limit", text="too many connections; try again later"))
                 connection.close()
                 continue
@@ -154,6 +155,11 @@ class Registry:
         if peer.role == "producer":
             raise ProtocolError("a producer sends nothing after hello")
         message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
+        if isinstance(message, protocol.Reload) and peer.uid not in (0, os.geteuid()):
+            log.warning("reload denied", pid=peer.pid, uid=peer.uid)
+            text = "only root and clawd's own user may reload the configuration"
+            self._send(peer, protocol.Failure(code="denied", text=text))
+            return
         if not isinstance(message, protocol.Hello):
             self._send_json(peer, self._reply(message))
             return
@@ -187,10 +193,10 @@ class Registry:
         try:
             hello = read_hello(packet)
             peer.label = hello.name
-            if len(self.rings) >= self._config.max_producers:
-                raise refuse("limit", f"{self._config.max_producers} producers are attached already")
+            if len(self.rings) >= self.config.max_producers:
+                raise refuse("limit", f"{self.config.max_producers} producers are attached already")
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)
-            ring = make_ring(self._core, self._instance, self._epoch, hello.ring_bytes or self._config.buffer_size)
+            ring = make_ring(self._core, self._instance, self._epoch, hello.ring_bytes or self.config.buffer_size)
         except ClawdError as error:
             log.warning("producer refused", name=peer.label, pid=peer.pid, uid=peer.uid, error=error)
             self._send_packet(peer, answer(error))

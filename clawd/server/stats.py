@@ -30,7 +30,9 @@ _HISTS = (
 )
 
 
-def status(core: Core, *, instance: str, started_ns: int, producers: int, clients: int) -> dict[str, Any]:
+def status(
+    core: Core, *, instance: str, started_ns: int, producers: int, clients: int, config: dict[str, Any]
+) -> dict[str, Any]:
     """Answer to `status`."""
     totals = core.refresh_totals()
     latency = {}
@@ -46,6 +48,7 @@ def status(core: Core, *, instance: str, started_ns: int, producers: int, client
         "uptime_ns": time.monotonic_ns() - started_ns,
         "producers": producers,
         "clients": clients,
+        "config": config,
         "spool_bytes": totals.spool_blocks * lib.CLAW_BLOCK_BYTES,
         "spool_used_bytes": (totals.spool_blocks - totals.spool_free) * lib.CLAW_BLOCK_BYTES,
         "totals": {name: getattr(totals, name) for name in _TOTALS},
