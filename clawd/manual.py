@@ -18,6 +18,11 @@ UNITS = (
 )
 
 
+def _wrap(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
+    # a flag stays in one piece
+    return textwrap.wrap(text, max(20, columns), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
 def default(row: Setting) -> str:
     """The default as it stands in texts, which must not depend on the environment they are made in."""
     return "/run/clawd" if row.variable else row.default_text
@@ -43,7 +48,7 @@ def sample() -> str:
         f"# setting to change it. Files in {DEFAULT_FILE}.d/*.conf come after this one, and flags last; later wins.",
         "# Before a restart or reload: clawctl config check",
         "#",
-        *textwrap.wrap(UNITS, 110, initial_indent="# ", subsequent_indent="# "),
+        *_wrap(UNITS, 110, "# ", "# "),
     ]
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
@@ -71,9 +76,9 @@ def explanation(row: Setting, columns: int = 79) -> str:
     """The text of `clawctl config explain KEY`."""
     meaning = f"{row.help[:1].upper()}{row.help[1:]}." + (f" {row.detail}" if row.detail else "")
     lines = [f"{row.key} = {row.kind.name}", ""]
-    lines += [*textwrap.wrap(meaning, max(20, columns)), ""]
+    lines += [*_wrap(meaning, columns), ""]
     for name, text in _facts(row):
-        lines += textwrap.wrap(text, max(20, columns), initial_indent=f"{name:<9}", subsequent_indent=" " * 9)
+        lines += _wrap(text, columns, f"{name:<9}", " " * 9)
     return "\n".join(lines)
 
 
@@ -82,9 +87,7 @@ def overview(columns: int = 79) -> str:
     width = max(len(row.key) for row in SETTINGS) + 2
     lines = []
     for row in SETTINGS:
-        lines += textwrap.wrap(
-            row.help, max(20, columns), initial_indent=f"{row.key:<{width}}", subsequent_indent=" " * width
-        )
+        lines += _wrap(row.help, columns, f"{row.key:<{width}}", " " * width)
     return "\n".join(lines)
 
 
@@ -99,6 +102,8 @@ def man_page() -> str:
     lines = [
         '.\\" SPDX-License-Identifier: Apache-2.0',
         f'.TH CLAWD.CONF 5 "" "clawd {__version__}" "clawd"',
+        ".nh",
+        ".ad l",
         ".SH NAME",
         "clawd.conf \\- settings of clawd, the daemon that relays LLM tokens",
         ".SH SYNOPSIS",

@@ -74,7 +74,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int 
 
 def wrapped(text: str) -> str:
     """A sentence in lines of at most the terminal's width."""
-    return "\n".join(textwrap.wrap(cell(text), width()))
+    return "\n".join(textwrap.wrap(cell(text), width(), break_on_hyphens=False))
 
 
 def _is_number(value: object) -> bool:
