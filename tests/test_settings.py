@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -59,10 +61,18 @@ class Served:
         self.daemon.process.send_signal(signal.SIGHUP)
         assert self.daemon.await_ready()
 
-    def reload(self, text: str | bytes | None = None) -> dict[str, Any]:
+    def reload(self, text: str | None = None) -> dict[str, Any]:
         if text is not None:
-            self.file.write_bytes(text.encode() if isinstance(text, str) else text)
-        return self.ask(protocol.Reload())
+            self.file.write_text(text)
+        answer = self.ask(protocol.Reload())
+        assert self.daemon.await_ready()  # systemd is told of these, too
+        return answer
+
+    def read_notes(self) -> None:
+        """Be systemd: a queue of notes that nobody reads would hold the daemon up."""
+        with contextlib.suppress(BlockingIOError):
+            while self.daemon._notify.recv(4096, socket.MSG_DONTWAIT):
+                pass
 
     def state(self) -> dict[str, Any]:
         return self.daemon.status()["config"]  # type: ignore[no-any-return]
@@ -152,7 +162,13 @@ def test_a_storm_of_signals_does_no_harm(served: Served) -> None:
     served.file.write_text("[stream]\nkeep = 1h\n")
     for _ in range(2000):
         served.daemon.process.send_signal(signal.SIGHUP)
-    until(lambda: served.values()["keep"] == "1h", "the reload")
+
+    def is_applied() -> bool:
+        served.read_notes()
+        return served.values()["keep"] == "1h"
+
+    until(is_applied, "the reload")
+    served.read_notes()
 
 
 def test_with_any_error_nothing_changes_but_the_error_and_the_next_good_file_clears_it(served: Served) -> None:
@@ -213,7 +229,7 @@ def test_reloads_under_load_lose_nothing(served: Served, history: History, seed:
             history.reading(name).follow(reading)
         assert (one.wait(), two.wait()) == ("done", "done")
     history.check()
-    assert served.state()["generation"] > 10
+    assert served.state()["generation"] == 15
 
 
 # --- any mutation ---
