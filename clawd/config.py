@@ -230,6 +230,11 @@ class Config:
             raise error
 
 
+def files_needed(max_producers: int, max_clients: int) -> int:
+    """Descriptors of a daemon with so many peers: three a producer, two a client, and its own."""
+    return 3 * max_producers + 2 * max_clients + 64
+
+
 def _settings() -> tuple[Setting, ...]:
     named = []
     for column in fields(Config):

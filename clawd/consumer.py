@@ -98,13 +98,15 @@ class Consumer:
     Raises ControlError when no clawd is there. One that goes away later is waited for, then readings go on.
     """
 
+    _role = "consumer"
+
     def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
         given = runtime_dir if runtime_dir is not None else os.environ.get("CLAWD_RUNTIME_DIR") or DEFAULT_RUNTIME_DIR
         self._forks = _forks
         self._closed = False
         # guards the link (so both sockets) and every field below; nobody sleeps with it
         self._lock = threading.Lock()
-        self._link = Link(os.fspath(given))
+        self._link = Link(os.fspath(given), self._role)
         self._leader: Inbox | None = None
         self._followers: dict[Inbox, threading.Condition] = {}
         self._waits = 0

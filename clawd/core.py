@@ -19,7 +19,7 @@ from clawd.errors import CoreError
 
 TAGS_MAX = 64
 """Readable descriptors told at once."""
-OPAQUE = {"claw_core", "claw_producer"}
+OPAQUE = {"claw_core", "claw_producer", "claw_view"}
 """Structs that Python knows by pointer only."""
 
 
@@ -63,12 +63,44 @@ class Limits:
     max_attachments: int
 
 
+def page_bytes(limits: Limits) -> int:
+    """How large the page of such a core is. Raises CoreError when it would be too large."""
+    size = int(lib.claw_page_bytes(limits.max_streams, limits.max_rings, limits.max_connections))
+    return size or check(-errno.EFBIG, "show so many streams")
+
+
+@dataclass(frozen=True)
+class Label:
+    """Who is at the other end of a ring or a connection, for the page. `label` is what the peer says of itself."""
+
+    label: str
+    pid: int
+    uid: int
+    role: int
+
+    def row(self) -> Any:
+        label = self.label.encode()
+        room = int(lib.claw_page_cut(label, len(label), lib.CLAW_PAGE_LABEL))
+        return ffi.new(
+            "struct claw_page_peer *",
+            {
+                "since_ns": time.monotonic_ns(),
+                "pid": max(self.pid, 0),  # 0: in a namespace that cannot be seen from here
+                "uid": self.uid,
+                "role": self.role,
+                "label_len": room,
+                "label": label[:room],
+            },
+        )
+
+
 class Core:
     """The daemon's half of the core: rings, spool, outbox, one turn at a time. Not thread-safe."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, page_fd: int = -1) -> None:
+        """`page_fd` is an object of `page_bytes(limits)` for the figures; it may be closed after."""
         error = ffi.new("int *")
-        self._core = lib.claw_core_create(ffi.new("struct claw_limits *", vars(limits)), error)
+        self._core = lib.claw_core_create(ffi.new("struct claw_limits *", vars(limits)), page_fd, error)
         if not self._core:
             check(error[0], "make the core")
         self._tags = ffi.new("uint32_t[]", TAGS_MAX)
@@ -87,6 +119,20 @@ class Core:
         if core:
             self.out.release()
             lib.claw_core_destroy(core)
+
+    def publish(self, epoch: int, started_ns: int, version: str, runtime_dir: str | os.PathLike[str]) -> None:
+        """From now on others can read the page."""
+        where = os.fsencode(os.path.abspath(runtime_dir))
+        lib.claw_core_publish(self._core, os.getpid(), epoch, started_ns, version.encode(), where)
+
+    def label_ring(self, ring: int, peer: Label) -> None:
+        check(lib.claw_ring_label(self._core, ring, peer.row()), "name a producer")
+
+    def label_connection(self, connection: int, peer: Label) -> None:
+        check(lib.claw_connection_label(self._core, connection, peer.row()), "name a client")
+
+    def count_clients(self, count: int) -> None:
+        lib.claw_core_clients(self._core, count)
 
     def map_spool(self, fd: int, size: int) -> None:
         check(lib.claw_core_map_spool(self._core, fd, size), "map the spool")
@@ -208,6 +254,10 @@ class Core:
         """False: there is no such attachment (any more)."""
         return bool(lib.claw_cancel(self._core, connection, id, time.monotonic_ns()) == 0)
 
+    def cancel_stream(self, name: bytes) -> int:
+        """End a stream for everybody. 0, or -ENOENT: none is open, -ESTALE: it ended before."""
+        return int(lib.claw_cancel_stream(self._core, name, len(name), time.monotonic_ns()))
+
     def unmet(self) -> list[tuple[int, int]]:
         """Attachments, as (connection, id), that waited in vain and were taken out."""
         if not self.outcome.unmet_ns:
@@ -224,21 +274,16 @@ class Core:
         hist = lib.claw_hist(self._core, which)
         return int(hist.count), [int(lib.claw_hist_quantile(hist, share)) for share in shares]
 
-    def stream_rows(self, start: int, count: int) -> tuple[list[Any], int | None]:
-        """Up to `count` rows (struct claw_stream_row) from slot `start` on, and where the next page starts."""
-        at = ffi.new("int64_t *", start)
-        rows = ffi.new("struct claw_stream_row[]", count)
-        found = lib.claw_stream_rows(self._core, at, rows, count)
-        # Each row keeps the whole array alive
-        return [rows[i] for i in range(found)], None if at[0] < 0 else int(at[0])
+    def stream_row(self, stream: int) -> Any:
+        """The struct claw_stream_row of a slot, until the next call; None when it is free."""
+        return self._row if lib.claw_stream_at(self._core, stream, self._row) == 0 else None
 
     def stream_name(self, stream: int) -> str:
         """The name of a stream in an event, empty when the slot is free again."""
-        if lib.claw_stream_at(self._core, stream, self._row) < 0:
-            return ""
-        return text(self._row.name, self._row.name_len)
+        row = self.stream_row(stream)
+        return "" if row is None else text(row.name, row.name_len)
 
 
 def text(field: Any, length: int) -> str:
-    """A name or reason from a struct: the core has checked that it is UTF-8."""
-    return bytes(ffi.buffer(field, length)).decode()
+    """A name or reason from a struct: UTF-8 as the core checked it, though a page may hold anything."""
+    return bytes(ffi.buffer(field, length)).decode(errors="replace")

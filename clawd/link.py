@@ -81,7 +81,7 @@ def _relay_socket(context: zmq.Context[zmq.Socket[bytes]], path: str) -> zmq.Soc
 class Link:
     """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
 
-    def __init__(self, runtime_dir: str) -> None:
+    def __init__(self, runtime_dir: str, role: str = "consumer") -> None:
         self.runtime_dir = os.path.abspath(runtime_dir)
         self.ready: list[Inbox] = []
         """Inboxes that something arrived for; who pumps empties it."""
@@ -96,7 +96,7 @@ class Link:
         self._items = ffi.new("struct claw_item[]", _ITEMS_MAX)
         self._items_view = memoryview(ffi.buffer(self._items))
         self._ret_connection = ffi.new("uint32_t *")
-        self._session = Session(self.runtime_dir)
+        self._session = Session(self.runtime_dir, role)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._relay = _relay_socket(self._context, os.path.join(self.runtime_dir, protocol.RELAY_SOCKET))

@@ -15,6 +15,8 @@ from clawd.errors import ProtocolError
 VERSION = 1
 MESSAGE_MAX = 4096
 """Bytes of a JSON message from a peer."""
+ANSWER_MAX = 1 << 17
+"""Bytes of clawd's answer to `clawctl`."""
 NAME_MAX = 255
 """Bytes of a stream's name, as CLAW_NAME_MAX in csrc/ring.cdef.h."""
 ERROR_MAX = 8192
@@ -98,18 +100,19 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Status:
-    """Ask for the daemon's state: one JSON object of raw integers comes back."""
+class CancelStream:
+    """End a stream for everybody, on the control socket: for root and clawd's own user. Answered by `StreamCancelled`,
+    or by a `Failure` with code `denied`, `unknown` or `gone`.
+    """
 
-    op = "status"
+    op = "cancel_stream"
+    stream: str = _checked(_text(NAME_MAX))
 
 
 @dataclass(frozen=True)
-class Streams:
-    """Ask for rows of streams; the answer's `next` is the `start` of the next page, null at the end."""
-
-    op = "streams"
-    start: int = _checked(_number(0, 2**31), 0)
+class StreamCancelled:
+    op = "stream_cancelled"
+    stream: str = _checked(_text(NAME_MAX))
 
 
 @dataclass(frozen=True)
@@ -222,8 +225,8 @@ class Failure:
 Message = (
     Hello
     | Welcome
-    | Status
-    | Streams
+    | CancelStream
+    | StreamCancelled
     | Settings
     | InEffect
     | Reload
@@ -238,20 +241,21 @@ Message = (
 )
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, Status, Streams, Settings, Reload)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, Settings, Reload)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
 
 def encode(message: Message) -> bytes:
     """The message as one JSON object."""
-    return pack(values(message))
+    values = {row.name: getattr(message, row.name) for row in fields(message)}
+    return json.dumps({"op": message.op, **values}, separators=(",", ":")).encode()
 
 
-def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
+def decode(packet: bytes, allowed: tuple[type[M], ...], longest: int = MESSAGE_MAX) -> M:
     """Parse and check one JSON message. Raises ProtocolError naming the first thing that is wrong."""
-    if len(packet) > MESSAGE_MAX:
-        raise ProtocolError(f"message of {len(packet)} bytes is longer than {MESSAGE_MAX}")
+    if len(packet) > longest:
+        raise ProtocolError(f"message of {len(packet)} bytes is longer than {longest}")
     try:
         values = json.loads(packet)
     except (ValueError, RecursionError) as error:
@@ -273,13 +277,3 @@ def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
         elif not row.metadata["check"](values[name]):
             raise ProtocolError(f'"{op}" has a bad value for "{name}"')
     return kind(**values)
-
-
-def values(message: Message) -> dict[str, Any]:
-    """The message as its JSON object."""
-    return {"op": message.op, **{row.name: getattr(message, row.name) for row in fields(message)}}
-
-
-def pack(values: dict[str, Any]) -> bytes:
-    """One JSON object as bytes."""
-    return json.dumps(values, separators=(",", ":")).encode()

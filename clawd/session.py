@@ -9,6 +9,7 @@ import errno
 import os
 import select
 import socket
+import sys
 import time
 
 from clawd import protocol
@@ -26,10 +27,18 @@ def check_version(version: int) -> None:
         raise ControlError(f"clawd speaks version {version}, this client {protocol.VERSION}", "upgrade the older one")
 
 
+def _program() -> str:
+    """What `clawctl consumers` calls us."""
+    path = sys.argv[0] if getattr(sys, "argv", None) else ""
+    name = os.path.basename(os.path.dirname(path) if path.endswith("__main__.py") else path)
+    return name.encode(errors="replace")[:64].decode(errors="ignore")
+
+
 class Session:
     """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
 
-    def __init__(self, runtime_dir: str) -> None:
+    def __init__(self, runtime_dir: str, role: str = "consumer") -> None:
+        self._hello = protocol.Hello(version=protocol.VERSION, role=role, client=_program())
         self._path = os.path.join(runtime_dir, protocol.CONTROL_SOCKET)
         self._socket: socket.socket | None = None
         self._watchers: list[select.epoll] = []
@@ -50,7 +59,7 @@ class Session:
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             control.connect(self._path)
-            control.send(protocol.encode(protocol.Hello(version=protocol.VERSION, role="consumer")))
+            control.send(protocol.encode(self._hello))
         except OSError:
             control.close()
             raise

@@ -29,6 +29,16 @@ def daemon(start: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that a test may end as it likes."""
+    daemon = Daemon(tmp_path / "run", "--spool-bytes", "1M", "--stream-bytes", "64k")
+    try:
+        yield daemon.start()
+    finally:
+        daemon.discard()
+
+
+@pytest.fixture
 def history() -> History:
     return History()
 

@@ -21,13 +21,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from clawd import protocol
+from clawd import protocol, stats
 from clawd.ctl.client import Client
+from clawd.errors import ControlError
+from clawd.page import Page, stats_name
 
 SANITIZED = bool(os.environ.get("CLAWD_TEST_SANITIZED"))
 PATIENCE_S = 45.0 if SANITIZED else 20.0
 """How long a test waits for what must come; it is not waited out when all is well."""
 SHM = Path("/dev/shm")
+NOTHING = protocol.CancelStream("no stream of this name")
+"""A request that changes nothing."""
 SPOOL_OBJECT_BYTES = 256 << 20
 FAULT = re.compile(r"Traceback|Sanitizer|runtime error:|Assertion|Fatal Python")
 
@@ -176,7 +180,7 @@ class Daemon:
         rescued = status["totals"]["rescued"]
         assert rescued == 0, f"{rescued} wake-ups were lost and found by a timeout"
         kept = -(-status["spool_bytes"] // SPOOL_OBJECT_BYTES) + 2 * status["producers"]
-        assert len(self.objects()) == kept, f"shared memory left: {self.objects()}, {kept} objects were due"
+        assert len(self.everything()) == kept, f"shared memory left: {self.everything()}, {kept} objects were due"
         files = {path.name for path in self.runtime_dir.iterdir()}
         assert files == {"lock", "instance", "control.sock", "relay.sock"}, f"files left: {files}"
 
@@ -196,7 +200,7 @@ class Daemon:
         """End the process if it still runs, and take its shared memory away."""
         if self.started:
             self.release()
-            for name in self.objects():
+            for name in self.everything():
                 with contextlib.suppress(FileNotFoundError):
                     (SHM / name).unlink()
 
@@ -212,19 +216,34 @@ class Daemon:
         return path.read_text().strip() if path.exists() else "never-started"
 
     def objects(self) -> list[str]:
-        """Names of this instance's shared memory."""
+        """Names of this instance's shared memory for tokens."""
+        return [name for name in self.everything() if name != stats_name(self.instance)]
+
+    def everything(self) -> list[str]:
+        """Names of all of this instance's shared memory."""
         return sorted(path.name for path in SHM.glob(f"clawd-{self.instance}-*"))
 
     def status(self) -> dict[str, Any]:
-        with Client(self.runtime_dir) as client:
-            return client.ask(protocol.Status())
+        """Figures of this moment: what came to clawd before is in them."""
+        with Page(self.runtime_dir) as page:
+            self._settle(page)
+            return stats.status(page, page.life())
 
     def total(self, name: str) -> int:
         return int(self.status()["totals"][name])
 
     def streams(self) -> dict[str, dict[str, Any]]:
-        with Client(self.runtime_dir) as client:
-            return {row["name"]: row for row in client.streams()}
+        with Page(self.runtime_dir) as page:
+            self._settle(page)
+            return {row["name"]: row for row in stats.streams(page)}
+
+    def _settle(self, page: Page) -> None:
+        """Wait until clawd has taken all that was there, and shown it: answers come before the turn they are in."""
+        for _ in range(2):
+            with Client(self.runtime_dir) as client, contextlib.suppress(ControlError):
+                client.ask(NOTHING, protocol.StreamCancelled)
+        beat = page.header().beat
+        until(lambda: page.header().beat != beat, "a turn of clawd")
 
     def await_total(self, name: str, value: int) -> None:
         until(lambda: self.total(name) == value, f"{name} = {value}, which is {self.total(name)}")

@@ -94,13 +94,14 @@ class Rig:
     """A core with a mapped spool."""
 
     limits: dict[str, int] = field(default_factory=dict)
+    page_fd: int = -1
     frames: list[bytes] = field(default_factory=list)
     charged: dict[int, int] = field(default_factory=dict)
     writers: list[RingWriter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         values = DEFAULTS | self.limits
-        self.core = Core(Limits(**values))
+        self.core = Core(Limits(**values), self.page_fd)
         fd = os.memfd_create("spool")
         os.ftruncate(fd, values["spool_bytes"])
         self.core.map_spool(fd, values["spool_bytes"])

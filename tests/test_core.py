@@ -97,7 +97,7 @@ def test_every_position_can_be_resumed_from() -> None:
         for word in words:
             ring.write(0, word)
             rig.turn()
-        incarnation = rig.core.stream_rows(0, 1)[0][0].incarnation
+        incarnation = rig.core.stream_row(0).incarnation
         for after in range(-1, 300):
             assert attach(rig, client, 1, b"s", after=after, incarnation=incarnation) == 0
             items = rig.turns()
@@ -162,7 +162,7 @@ def test_a_stream_over_its_share_loses_its_oldest_blocks_and_its_readers_get_one
         missing = set(range(400)) - set(seqs)
         assert missing == set(range(gaps[0].seq, gaps[0].seq + gaps[0].count))
         assert seqs == sorted(seqs)
-        assert rig.core.stream_rows(0, 1)[0][0].spool_bytes <= 16384
+        assert rig.core.stream_row(0).spool_bytes <= 16384
 
 
 def test_eviction_moves_the_cursor_of_a_reader_that_fell_behind() -> None:

@@ -28,7 +28,7 @@ from clawd.consumer import Consumer
 from clawd.core import ffi, lib
 from clawd.producer import Producer
 from tests import load
-from tests.daemon import Daemon, until
+from tests.daemon import NOTHING, Daemon, until
 from tests.history import History, Put
 from tests.rogue.producer import CLOSE, GAP, OPEN, OPENED, TOKEN, Rogue, dial, hello
 
@@ -357,15 +357,15 @@ PACKETS = {
     "no operation": b"{}",
     "an operation of the relay": _json(op="attach", session="s", id=1, stream="s"),
     "an operation that is a list": _json(op=["hello"]),
-    "a field too many": _json(op="status", more=1),
+    "a field too many": _json(op="cancel_stream", stream="s", more=1),
     "a hello without version": _json(op="hello", role="consumer"),
     "a hello of another version": _json(op="hello", version=99, role="consumer"),
     "a hello of no role": _json(op="hello", version=1, role="root"),
     "a hello with a version that is text": _json(op="hello", version="1", role="consumer"),
     "a name that is half a character": b'{"op":"hello","version":1,"role":"consumer","client":"\\ud800"}',
-    "a number without end": b'{"op":"streams","start":' + b"9" * 4000 + b"}",
-    "not a number": b'{"op":"streams","start":NaN}',
-    "a message too long": b'{"op":"status"' + b" " * 4096 + b"}",
+    "a number without end": b'{"op":"hello","version":' + b"9" * 4000 + b"}",
+    "not a number": b'{"op":"hello","version":NaN}',
+    "a message too long": b'{"op":"cancel_stream","stream":"s"' + b" " * 4096 + b"}",
     "64 KiB": b"{" * 65536,
     "no UTF-8": b'{"op":"\xff\xfe"}',
 }
@@ -381,7 +381,7 @@ def test_a_packet_on_the_control_socket_that_is_wrong_is_answered_and_ends_it(da
 
 
 def test_random_packets_on_the_control_socket_do_no_harm(daemon: Daemon, dice: random.Random) -> None:
-    good = [hello(), _json(op="hello", version=1, role="consumer"), _json(op="status"), _json(op="streams", start=0)]
+    good = [hello(), _json(op="hello", version=1, role="consumer"), _json(op="cancel_stream", stream="none")]
     with honest(daemon):
         for _ in range(200):
             with dial(daemon.runtime_dir) as control:
@@ -396,7 +396,7 @@ def test_random_packets_on_the_control_socket_do_no_harm(daemon: Daemon, dice: r
 def test_a_peer_that_asks_without_reading_answers_is_let_go(daemon: Daemon) -> None:
     def ask(control: socket.socket) -> None:
         while True:
-            control.send(protocol.encode(protocol.Status()))
+            control.send(protocol.encode(NOTHING))
 
     with honest(daemon), dial(daemon.runtime_dir) as control, pytest.raises(OSError, match=r"Broken pipe|reset"):
         ask(control)
@@ -408,6 +408,6 @@ def test_descriptors_sent_to_clawd_are_not_kept(daemon: Daemon) -> None:
         before = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("10i", *[control.fileno()] * 10))]
         for _ in range(20):
-            control.sendmsg([protocol.encode(protocol.Status())], rights)
-            assert json.loads(control.recv(1 << 16))["op"] == "status"
+            control.sendmsg([protocol.encode(NOTHING)], rights)
+            assert json.loads(control.recv(1 << 16))["code"] == "unknown"
         assert len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) <= before

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,20 @@ class Served:
         self.daemon = daemon
         self.file = file
 
-    def ask(self, request: protocol.Message) -> dict[str, Any]:
+    def settings(self) -> protocol.InEffect:
         with Client(self.daemon.runtime_dir) as client:
-            return client.ask(request)
+            return client.ask(protocol.Settings(), protocol.InEffect)
 
     def hang_up(self) -> None:
         """SIGHUP, until systemd would know that the reload is over."""
         self.daemon.process.send_signal(signal.SIGHUP)
         assert self.daemon.await_ready()
 
-    def reload(self, text: str | None = None) -> dict[str, Any]:
+    def reload(self, text: str | None = None) -> protocol.Reloaded:
         if text is not None:
             self.file.write_text(text)
-        answer = self.ask(protocol.Reload())
+        with Client(self.daemon.runtime_dir) as client:
+            answer = client.ask(protocol.Reload(), protocol.Reloaded)
         assert self.daemon.await_ready()  # systemd is told of these, too
         return answer
 
@@ -75,10 +76,11 @@ class Served:
                 pass
 
     def state(self) -> dict[str, Any]:
-        return self.daemon.status()["config"]  # type: ignore[no-any-return]
+        answer = self.settings()
+        return {name: getattr(answer, name) for name in ("generation", "loaded_ns", "error", "pending_restart")}
 
-    def values(self) -> dict[str, str]:
-        return self.ask(protocol.Settings())["values"]  # type: ignore[no-any-return]
+    def values(self) -> Mapping[str, str]:
+        return self.settings().values
 
 
 @pytest.fixture
@@ -89,8 +91,8 @@ def served(start: Callable[..., Daemon], tmp_path: Path) -> Served:
 
 
 def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(served: Served) -> None:
-    answer = served.ask(protocol.Settings())
-    assert answer["values"] == {
+    answer = served.settings()
+    assert answer.values == {
         "runtime_dir": str(served.daemon.runtime_dir),
         "buffer_size": "64k",
         "spool_bytes": "8M",
@@ -105,11 +107,11 @@ def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(se
         "tcp_fastopen": "on",
         "keepalive": "15s",
     }
-    origins = answer["origins"]
+    origins = answer.origins
     assert (origins["keep"], origins["keepalive"]) == (f"{served.file}:2", f"{served.file}:11")
     assert (origins["spool_bytes"], origins["max_clients"]) == ("--spool-bytes", "default")
-    assert (answer["file"], answer["flags"]["spool_bytes"]) == (str(served.file), "8M")
-    assert (answer["generation"], answer["error"], answer["pending_restart"]) == (1, None, [])
+    assert (answer.file, answer.flags["spool_bytes"]) == (str(served.file), "8M")
+    assert (answer.generation, answer.error, answer.pending_restart) == (1, None, [])
 
 
 def test_a_bad_file_at_the_start_is_exit_2_with_a_line_each(tmp_path: Path) -> None:
@@ -125,9 +127,9 @@ def test_a_bad_file_at_the_start_is_exit_2_with_a_line_each(tmp_path: Path) -> N
 def test_a_reload_applies_what_it_can_and_names_what_waits_for_a_restart(served: Served) -> None:
     before = served.state()
     answer = served.reload("[stream]\nkeep = 1h\nbuffer_size = 256k\nmax_streams = 1024\nspool_bytes = 16M\n")
-    assert answer["errors"] == []
-    assert answer["changed"] == ["buffer_size", "stream_bytes", "keep"]
-    assert answer["pending_restart"] == ["max_streams"]  # the flag still wins over the file's spool_bytes
+    assert answer.errors == []
+    assert answer.changed == ["buffer_size", "stream_bytes", "keep"]
+    assert answer.pending_restart == ["max_streams"]  # the flag still wins over the file's spool_bytes
     values = served.values()
     assert (values["keep"], values["buffer_size"], values["stream_bytes"]) == ("1h", "256k", "4M")
     assert (values["max_streams"], values["spool_bytes"]) == ("512", "8M")
@@ -140,7 +142,7 @@ def test_a_reload_applies_what_it_can_and_names_what_waits_for_a_restart(served:
     }
     assert state["loaded_ns"] > before["loaded_ns"]
     assert served.daemon.log.wait("configuration reloaded", "generation=2", "pending_restart=max_streams")
-    assert served.reload(GOOD)["pending_restart"] == []
+    assert served.reload(GOOD).pending_restart == []
     assert served.state()["generation"] == 3
 
 
@@ -174,15 +176,15 @@ def test_a_storm_of_signals_does_no_harm(served: Served) -> None:
 def test_with_any_error_nothing_changes_but_the_error_and_the_next_good_file_clears_it(served: Served) -> None:
     before = served.state()
     answer = served.reload("[stream]\nkeep = 1h\nbuffer_size = 3k\nspol_bytes = 1M\n")
-    assert answer["errors"] == [
+    assert answer.errors == [
         f'{served.file}:3: buffer_size: "3k" is not allowed; it must be a power of two, 4k to 64M',
         f"{served.file}:4: spol_bytes: no such setting; did you mean spool_bytes?",
     ]
-    assert (answer["generation"], answer["changed"]) == (1, [])
-    assert served.state() == {**before, "error": answer["errors"][0] + " (and 1 more)"}
+    assert (answer.generation, answer.changed) == (1, [])
+    assert served.state() == {**before, "error": answer.errors[0] + " (and 1 more)"}
     assert served.values()["keep"] == "20s"
     served.file.unlink()
-    assert "No such file" in served.reload()["errors"][0]
+    assert "No such file" in served.reload().errors[0]
     served.reload(GOOD)
     assert served.state()["error"] is None
 
@@ -221,7 +223,7 @@ def test_reloads_under_load_lose_nothing(served: Served, history: History, seed:
         two.load(names[3:], count, seed)
         for turn in range(20):
             if turn % 3 == 2:
-                assert served.reload("[stream]\nkeep = soon\n")["errors"]
+                assert served.reload("[stream]\nkeep = soon\n").errors
             else:
                 served.file.write_text(f"[stream]\nkeep = {turn + 1}min\nstream_bytes = {4 - turn % 3}M\n")
                 served.hang_up()

@@ -21,11 +21,13 @@ NOUNS = (
     "guard",
     "drain",
     "hist",
+    "page",
     "spool",
     "stream",
     "outbox",
     "pack",
     "intake",
+    "show",
     "wait",
     "turn",
 )

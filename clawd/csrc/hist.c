@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hist.h"
 
+#include "barrier.h"
+
 enum { CUT_BITS = 5 };
 
 _Static_assert(CLAW_HIST_CUTS == 1 << CUT_BITS, "cuts are a power of two");
@@ -25,11 +27,11 @@ static uint64_t middle_of(uint32_t index)
 
 void claw_hist_add(struct claw_hist *hist, uint64_t value_ns)
 {
-	hist->count++;
-	hist->sum_ns += value_ns;
+	claw_count(&hist->count, 1);
+	claw_count(&hist->sum_ns, value_ns);
 	if (value_ns > hist->max_ns)
-		hist->max_ns = value_ns;
-	hist->bucket[bucket_of(value_ns)]++;
+		claw_store_relaxed(&hist->max_ns, value_ns);
+	claw_count(&hist->bucket[bucket_of(value_ns)], 1);
 }
 
 uint64_t claw_hist_quantile(const struct claw_hist *hist, double share)

@@ -9,7 +9,7 @@
 static void note(struct claw_core *core, uint32_t kind, uint32_t stream, const struct claw_ring *ring, uint32_t detail)
 {
 	if (core->outcome.event_count == CLAW_EVENT_COUNT) {
-		core->totals.events_missed++;
+		claw_count(&core->totals->events_missed, 1);
 		return;
 	}
 	core->events[core->outcome.event_count++] = (struct claw_event){
@@ -31,7 +31,7 @@ static void end_stream(struct claw_core *core, struct claw_ring *ring, uint32_t 
 {
 	claw_stream_end(&core->streams, stream, reason, reason_len, now_ns);
 	ring->live--;
-	core->totals.ended++;
+	claw_count(&core->totals->ended, 1);
 	note(core, CLAW_EVENT_ENDED, stream, ring, 0);
 }
 
@@ -44,7 +44,7 @@ void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns
 	struct claw_ring *ring = &core->rings[entry->ring];
 	ring->handles[entry->handle] = CLAW_DISCARD;
 	stop(ring, entry->handle, entry->open_seq, CLAW_STOPPED_CANCELLED);
-	core->totals.cancelled++;
+	claw_count(&core->totals->cancelled, 1);
 	end_stream(core, ring, stream, (const uint8_t *)reason, sizeof(reason) - 1, now_ns);
 }
 
@@ -98,7 +98,7 @@ static void refuse(struct claw_core *core, struct claw_ring *ring, const struct 
 {
 	ring->handles[record->handle] = CLAW_DISCARD;
 	stop(ring, record->handle, record->ring_seq, why);
-	core->totals.refused++;
+	claw_count(&core->totals->refused, 1);
 	note(core, CLAW_EVENT_REFUSED, stream, ring, why);
 }
 
@@ -143,7 +143,7 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	}
 	ring->handles[record->handle] = stream;
 	ring->live++;
-	core->totals.opened++;
+	claw_count(&core->totals->opened, 1);
 	note(core, CLAW_EVENT_OPENED, stream, ring, 0);
 	if (claw_outbox_cancelled(&core->outbox, stream))
 		claw_stream_cancel(core, stream, now_ns);
@@ -156,7 +156,7 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 	if (stream == CLAW_NONE)
 		return -CLAW_BAD_HANDLE;
 	if (stream == CLAW_DISCARD) {
-		core->totals.discarded++;
+		claw_count(&core->totals->discarded, 1);
 		return 0;
 	}
 	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
@@ -177,8 +177,8 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 		.written_ns = record->written_ns,
 	});
 	ring->tokens++;
-	core->totals.tokens++;
-	core->totals.text_bytes += record->len;
+	claw_count(&core->totals->tokens, 1);
+	claw_count(&core->totals->text_bytes, record->len);
 	claw_account(core, CLAW_HIST_COMMIT, record->written_ns, now_ns);
 	return 0;
 }
@@ -249,7 +249,7 @@ int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
 			break;
 		claw_drain_advance(&ring->drain, &record);
 		ring->records++;
-		core->totals.records++;
+		claw_count(&core->totals->records, 1);
 	}
 	if (ring->drain.pos != start) {
 		ring->bytes += ring->drain.pos - start;

@@ -29,6 +29,7 @@ int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *stream
 		.ready = { CLAW_NONE, CLAW_NONE },
 		.done = { CLAW_NONE, CLAW_NONE },
 		.awaiting = { CLAW_NONE, CLAW_NONE },
+		.unshown = CLAW_NONE,
 		.connections = reserve_zeroed((uint64_t)connection_max * sizeof(struct claw_connection)),
 		.attachments = reserve_zeroed((uint64_t)attachment_max * sizeof(struct claw_attachment)),
 		.hash = reserve_zeroed((uint64_t)buckets * sizeof(uint32_t)),
@@ -71,14 +72,17 @@ uint32_t claw_connection_open(struct claw_outbox *outbox)
 	*connection = (struct claw_connection){
 		.id = (generation << 16) | index,
 		.generation = generation,
-		/* an entry can be used again while it is still in the list */
+		/* an entry can be used again while it is still in these lists */
 		.ready = connection->ready,
 		.next_ready = connection->next_ready,
+		.unshown = connection->unshown,
+		.next_unshown = connection->next_unshown,
 		.attachments = CLAW_NONE,
 		.queue = { { CLAW_NONE, CLAW_NONE }, { CLAW_NONE, CLAW_NONE } },
 	};
 	if (!connection->id) /* generation 65,536 of entry 0: 0 means free */
 		connection->id = (++connection->generation << 16) | index;
+	claw_connection_touch(outbox, index, CLAW_UNSHOWN_WHOLE);
 	return connection->id;
 }
 
@@ -144,6 +148,17 @@ void claw_connection_ready(struct claw_outbox *outbox, uint32_t index)
 	outbox->ready.tail = index;
 }
 
+void claw_connection_touch(struct claw_outbox *outbox, uint32_t index, uint8_t unshown)
+{
+	struct claw_connection *connection = &outbox->connections[index];
+	if (!connection->unshown) {
+		connection->next_unshown = outbox->unshown;
+		outbox->unshown = index;
+	}
+	if (connection->unshown < unshown)
+		connection->unshown = unshown;
+}
+
 static void append(struct claw_outbox *outbox, uint32_t index, uint8_t queue)
 {
 	struct claw_attachment *attachment = &outbox->attachments[index];
@@ -195,6 +210,8 @@ static void free_attachment(struct claw_outbox *outbox, uint32_t index)
 		outbox->attachments[entry->next_of_stream].prev_of_stream = entry->prev_of_stream;
 	stream->attachment_count--;
 	stream->row.attachments--;
+	claw_stream_touch(outbox->streams, entry->stream, CLAW_UNSHOWN_PART);
+	claw_connection_touch(outbox, entry->connection, CLAW_UNSHOWN_PART);
 
 	if (entry->prev_of_connection == CLAW_NONE)
 		connection->attachments = entry->next_of_connection;
@@ -255,6 +272,7 @@ int claw_connection_close(struct claw_outbox *outbox, uint32_t id)
 	while (connection->attachments != CLAW_NONE)
 		free_attachment(outbox, connection->attachments);
 	connection->id = 0;
+	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);
 	connection->next_free = outbox->connection_free;
 	outbox->connection_free = (uint32_t)(connection - outbox->connections);
 	return 0;
@@ -266,8 +284,19 @@ int claw_connection_block(struct claw_outbox *outbox, uint32_t id, int blocked)
 	if (!connection)
 		return -ENOENT;
 	connection->blocked = blocked != 0;
+	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);
 	if (!blocked)
 		claw_connection_ready(outbox, (uint32_t)(connection - outbox->connections));
+	return 0;
+}
+
+int claw_connection_name(struct claw_outbox *outbox, uint32_t id, const struct claw_page_peer *peer)
+{
+	struct claw_connection *connection = connection_of(outbox, id);
+	if (!connection)
+		return -ENOENT;
+	connection->peer = *peer;
+	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_WHOLE);
 	return 0;
 }
 
@@ -291,6 +320,7 @@ int claw_flow_take(struct claw_outbox *outbox, uint32_t id, const uint8_t *messa
 	uint32_t index = (uint32_t)(connection - outbox->connections);
 	if (flow.acked > connection->acked) {
 		connection->acked = flow.acked;
+		claw_connection_touch(outbox, index, CLAW_UNSHOWN_PART);
 		claw_connection_ready(outbox, index);
 	}
 	for (uint32_t i = 0; i < flow.credits; i++) {
@@ -373,6 +403,8 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 	stream->attachments = at;
 	stream->attachment_count++;
 	stream->row.attachments++;
+	claw_stream_touch(streams, index, CLAW_UNSHOWN_PART);
+	claw_connection_touch(outbox, owner, CLAW_UNSHOWN_PART);
 	if (connection->attachments != CLAW_NONE)
 		outbox->attachments[connection->attachments].prev_of_connection = at;
 	connection->attachments = at;

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hist.h"
+#include "page.h"
 #include "stream.h"
 
 #include "outbox.cdef.h"
@@ -39,13 +39,15 @@ struct claw_attachment {
 struct claw_connection {
 	uint32_t id; /* generation << 16 | index; 0 = free */
 	uint32_t generation;
-	uint32_t next_ready, next_free;
+	uint32_t next_ready, next_free, next_unshown;
+	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
 	uint8_t ready; /* is in the list of connections with something to send */
 	uint8_t blocked; /* its socket took no more */
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
 	uint32_t attachments; /* first in its list */
 	uint32_t attachment_count;
 	struct claw_list queue[CLAW_QUEUES];
+	struct claw_page_peer peer;
 };
 
 struct claw_outbox {
@@ -59,6 +61,7 @@ struct claw_outbox {
 	uint32_t connection_free, attachment_free;
 	uint32_t attachment_count;
 	struct claw_list ready, done, awaiting;
+	uint32_t unshown; /* first of the connections whose row changed since the last turn */
 	uint64_t unmet_ns; /* when to look for attachments that waited in vain, 0 = never as things stand */
 	uint8_t *out;
 	struct claw_frame *frames;
@@ -79,6 +82,9 @@ int claw_outbox_cancelled(const struct claw_outbox *outbox, uint32_t stream);
 uint32_t claw_connection_open(struct claw_outbox *outbox);
 int claw_connection_close(struct claw_outbox *outbox, uint32_t connection);
 int claw_connection_block(struct claw_outbox *outbox, uint32_t connection, int blocked);
+int claw_connection_name(struct claw_outbox *outbox, uint32_t connection, const struct claw_page_peer *peer);
+/* Its row changed, to this extent: show it after this turn. */
+void claw_connection_touch(struct claw_outbox *outbox, uint32_t index, uint8_t unshown);
 int claw_flow_take(struct claw_outbox *outbox, uint32_t connection, const uint8_t *message, size_t len);
 int claw_attachment_open(struct claw_outbox *outbox, uint32_t connection, const struct claw_attach *attach);
 int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id);

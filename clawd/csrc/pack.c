@@ -230,6 +230,7 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 	};
 	memcpy(out, &header, sizeof(header));
 	connection->charged += used + CLAW_FRAME_CHARGE;
+	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);
 	return used;
 }
 

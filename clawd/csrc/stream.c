@@ -32,6 +32,7 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 		.ended = { CLAW_NONE, CLAW_NONE },
 		.gone = { CLAW_NONE, CLAW_NONE },
 		.dirty = { CLAW_NONE, CLAW_NONE },
+		.unshown = CLAW_NONE,
 		.keep_ns = keep_ns,
 		.stream_blocks = (uint32_t)(stream_bytes / CLAW_BLOCK_BYTES),
 	};
@@ -144,6 +145,7 @@ static void set_state(struct claw_streams *streams, struct claw_stream *stream, 
 	streams->count[stream->state]--;
 	streams->count[state]++;
 	stream->state = stream->row.state = state;
+	claw_stream_touch(streams, (uint32_t)(stream - streams->table), CLAW_UNSHOWN_WHOLE);
 }
 
 static void list_add(struct claw_streams *streams, struct claw_list *list, uint32_t index)
@@ -243,11 +245,14 @@ uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, ui
 
 	struct claw_stream *stream = &streams->table[index];
 	uint32_t *bucket = bucket_of(streams, name, name_len);
-	uint8_t dirty = stream->dirty; /* a slot can be used again while it is still in the list */
-	uint32_t next_dirty = stream->next_dirty;
+	/* A slot can be used again while it is still in these lists */
+	uint8_t dirty = stream->dirty, unshown = stream->unshown;
+	uint32_t next_dirty = stream->next_dirty, next_unshown = stream->next_unshown;
 	memset(stream, 0, sizeof(*stream));
 	stream->dirty = dirty;
 	stream->next_dirty = next_dirty;
+	stream->unshown = unshown;
+	stream->next_unshown = next_unshown;
 	stream->ring = stream->row.ring = CLAW_NONE;
 	stream->first_block = stream->last_block = CLAW_NONE;
 	stream->attachments = CLAW_NONE;
@@ -417,11 +422,23 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t
 	claw_stream_mark(streams, index);
 }
 
+void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown)
+{
+	struct claw_stream *stream = &streams->table[index];
+	if (!stream->unshown) {
+		stream->next_unshown = streams->unshown;
+		streams->unshown = index;
+	}
+	if (stream->unshown < unshown)
+		stream->unshown = unshown;
+}
+
 void claw_stream_mark(struct claw_streams *streams, uint32_t index)
 {
 	struct claw_stream *stream = &streams->table[index];
 	if (stream->dirty)
 		return;
+	claw_stream_touch(streams, index, CLAW_UNSHOWN_PART);
 	stream->dirty = 1;
 	stream->next_dirty = CLAW_NONE;
 	if (streams->dirty.tail == CLAW_NONE)

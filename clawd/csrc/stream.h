@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "page.h"
 #include "spool.h"
 
 #include "stream.cdef.h"
@@ -27,7 +28,8 @@ struct claw_stream {
 	uint16_t handle;
 	uint8_t dirty; /* has records that its attachments were not woken for */
 	uint8_t shut; /* the last block takes no more: what came after it was dropped or evicted */
-	uint32_t next_dirty;
+	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
+	uint32_t next_dirty, next_unshown;
 	uint32_t first_block, last_block;
 	uint32_t block_count;
 	uint32_t attachments; /* first in its list */
@@ -47,6 +49,7 @@ struct claw_streams {
 	uint32_t count[CLAW_STREAM_GONE + 1]; /* by state */
 	struct claw_list ended, gone;
 	struct claw_list dirty; /* streams with news for their attachments, in the order it came */
+	uint32_t unshown; /* first of those whose row changed since the last turn */
 	uint64_t hash_key[2];
 	uint64_t ids; /* stream ids given */
 	uint64_t random; /* state of the incarnation generator */
@@ -77,6 +80,8 @@ void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t cou
 void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
 		     uint64_t now_ns);
 void claw_stream_mark(struct claw_streams *streams, uint32_t index);
+/* Its row changed, to this extent: show it after this turn. */
+void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown);
 /* Take a stream out of the table once nobody reads or awaits it. */
 void claw_stream_release(struct claw_streams *streams, uint32_t index);
 /* Let go of what is past its time. Returns when there is more to do, 0 = never as things stand. */

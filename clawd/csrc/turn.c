@@ -9,7 +9,7 @@
 
 #include "barrier.h"
 
-struct claw_core *claw_core_create(const struct claw_limits *limits, int *ret_error)
+struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd, int *ret_error)
 {
 	struct claw_core *core = calloc(1, sizeof(*core));
 	int result = -ENOMEM;
@@ -28,6 +28,10 @@ struct claw_core *claw_core_create(const struct claw_limits *limits, int *ret_er
 	core->rings = calloc(limits->max_rings, sizeof(*core->rings));
 	if (!core->rings)
 		goto fail;
+	result = claw_page_init(&core->page, page_fd, limits->max_streams, limits->max_rings, limits->max_connections);
+	if (result < 0)
+		goto fail;
+	core->totals = core->page.totals;
 	result = claw_spool_init(&core->spool, limits->spool_bytes);
 	if (!result)
 		result = claw_streams_init(&core->streams, &core->spool, limits->max_streams, limits->keep_ns,
@@ -52,6 +56,7 @@ void claw_core_destroy(struct claw_core *core)
 	claw_outbox_deinit(&core->outbox);
 	claw_streams_deinit(&core->streams);
 	claw_spool_deinit(&core->spool);
+	claw_page_deinit(&core->page);
 	if (core->epoll_fd > 0)
 		close(core->epoll_fd);
 	free(core->rings);
@@ -127,6 +132,7 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 	ring->state = CLAW_RING_LIVE;
 	if (index == core->ring_used)
 		core->ring_used++;
+	claw_show_ring(core, ring, 1);
 	return (int)index;
 }
 
@@ -142,6 +148,7 @@ int claw_ring_leave(struct claw_core *core, int index)
 		return -ENOENT;
 	if (ring->state == CLAW_RING_LIVE)
 		ring->state = CLAW_RING_LEFT;
+	claw_show_ring(core, ring, 1);
 	core->pending = 1;
 	return 0;
 }
@@ -158,6 +165,7 @@ int claw_ring_drop(struct claw_core *core, int index)
 	claw_drain_deinit(&ring->drain);
 	free(ring->handles);
 	*ring = (struct claw_ring){ 0 };
+	claw_show_ring(core, ring, 1);
 	return 0;
 }
 
@@ -180,13 +188,13 @@ int claw_ring_row(const struct claw_core *core, int index, struct claw_ring_row 
 	return 0;
 }
 
-static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
+static int take(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
 {
 	int result = claw_intake(core, ring, now_ns);
 	if (result < 0) {
 		ring->violation = (uint32_t)-result;
 		ring->state = CLAW_RING_BROKEN;
-		core->totals.quarantined++;
+		claw_count(&core->totals->quarantined, 1);
 		core->outcome.rings_settled++;
 		claw_store_relaxed(&ring->drain.ctl->state_reason, ring->violation);
 		claw_store_release(&ring->drain.ctl->state, CLAW_STATE_QUARANTINED);
@@ -201,6 +209,16 @@ static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_n
 	return result;
 }
 
+static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
+{
+	uint64_t records = ring->records;
+	uint32_t live = ring->live, state = ring->state;
+	int result = take(core, ring, now_ns);
+	if (ring->records != records || ring->live != live || ring->state != state)
+		claw_show_ring(core, ring, 0);
+	return result;
+}
+
 /* --- the turn --- */
 
 int claw_turn(struct claw_core *core, uint64_t now_ns)
@@ -208,7 +226,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	const uint64_t second_ns = 1000000000;
 	int more = 0;
 	core->outcome.event_count = 0;
-	core->totals.turns++;
+	claw_count(&core->totals->turns, 1);
 	/* Rings whose producer is gone come first, so that their ends precede what a successor opens */
 	for (uint32_t i = 0; i < core->ring_used; i++)
 		if (core->rings[i].state == CLAW_RING_LEFT)
@@ -226,12 +244,13 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	core->expire_ns = due ? (due / second_ns + 1) * second_ns : 0;
 	claw_outbox_wake(&core->outbox);
 	more |= claw_outbox_build(&core->outbox);
-	core->totals.frames += core->outbox.frame_count;
-	core->totals.frame_bytes += core->outbox.out_bytes;
+	claw_count(&core->totals->frames, core->outbox.frame_count);
+	claw_count(&core->totals->frame_bytes, core->outbox.out_bytes);
 	core->outcome.frame_count = core->outbox.frame_count;
 	core->outcome.unmet_ns = core->outbox.unmet_ns;
 	core->outcome.more = (uint32_t)more;
 	core->pending = more;
+	claw_show(core, now_ns);
 	return more;
 }
 
@@ -260,9 +279,9 @@ void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t t
 	/* A producer's clock is only believed as far as it makes sense: it may live in another time namespace */
 	const uint64_t hour_ns = 3600ull * 1000000000;
 	if (to_ns - from_ns < hour_ns)
-		claw_hist_add(&core->hist[hist], to_ns - from_ns);
+		claw_hist_add(&core->page.hists[hist], to_ns - from_ns);
 	else
-		core->totals.odd_clock++;
+		claw_count(&core->totals->odd_clock, 1);
 }
 
 /* Only the first reader's first token counts: one who comes later waited for nothing. */
@@ -275,6 +294,7 @@ static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id,
 	if (row->first_sent_ns)
 		return;
 	row->first_sent_ns = sent_ns;
+	claw_stream_touch(&core->streams, core->outbox.attachments[at].stream, CLAW_UNSHOWN_PART);
 	claw_account(core, CLAW_HIST_FIRST, row->requested_ns ? row->requested_ns : row->opened_ns, sent_ns);
 }
 
@@ -297,7 +317,7 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 				seq += record.count;
 			if (record.kind != CLAW_TOKEN)
 				continue;
-			core->totals.sent++;
+			claw_count(&core->totals->sent, 1);
 			claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
 			if (seq++ == 0)
 				first_sent(core, frame_header.connection, segment.attachment, sent_ns);
@@ -309,17 +329,19 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 
 uint32_t claw_connect(struct claw_core *core)
 {
+	core->pending = 1; /* shown by the next turn, as are the changes below */
 	return claw_connection_open(&core->outbox);
 }
 
 int claw_disconnect(struct claw_core *core, uint32_t connection)
 {
+	core->pending = 1;
 	return claw_connection_close(&core->outbox, connection);
 }
 
 int claw_block(struct claw_core *core, uint32_t connection, int blocked)
 {
-	core->pending |= !blocked;
+	core->pending = 1;
 	return claw_connection_block(&core->outbox, connection, blocked);
 }
 
@@ -332,16 +354,15 @@ int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *messag
 int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct claw_attach *attach, uint64_t now_ns)
 {
 	int result = claw_attachment_open(&core->outbox, connection, attach);
-	if (result == 0) {
-		core->pending = 1;
-		if (attach->cancel)
-			claw_cancel(core, connection, attach->id, now_ns);
-	}
+	core->pending = 1;
+	if (result == 0 && attach->cancel)
+		claw_cancel(core, connection, attach->id, now_ns);
 	return result;
 }
 
 int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id)
 {
+	core->pending = 1;
 	return claw_attachment_close(&core->outbox, connection, id);
 }
 
@@ -361,28 +382,20 @@ int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64
 	return 0;
 }
 
+int claw_cancel_stream(struct claw_core *core, const uint8_t *name, uint32_t name_len, uint64_t now_ns)
+{
+	uint32_t stream = claw_stream_find(&core->streams, name, name_len);
+	uint32_t state = stream == CLAW_NONE ? CLAW_STREAM_FREE : core->streams.table[stream].state;
+	if (state == CLAW_STREAM_FREE || state == CLAW_STREAM_AWAITED)
+		return -ENOENT;
+	if (state != CLAW_STREAM_LIVE)
+		return -ESTALE;
+	core->pending = 1;
+	claw_stream_cancel(core, stream, now_ns);
+	return 0;
+}
+
 /* --- figures --- */
-
-const struct claw_totals *claw_totals(struct claw_core *core)
-{
-	struct claw_totals *totals = &core->totals;
-	totals->dropped = core->streams.dropped_tokens;
-	totals->evicted_blocks = core->streams.evicted_blocks;
-	totals->gaps = core->outbox.gaps;
-	totals->streams_live = core->streams.count[CLAW_STREAM_LIVE];
-	totals->streams_ended = core->streams.count[CLAW_STREAM_ENDED];
-	totals->streams_awaited = core->streams.count[CLAW_STREAM_AWAITED];
-	totals->streams_gone = core->streams.count[CLAW_STREAM_GONE];
-	totals->attachments = core->outbox.attachment_count;
-	totals->spool_blocks = core->spool.block_count;
-	totals->spool_free = core->spool.free_count;
-	return totals;
-}
-
-const struct claw_hist *claw_hist(const struct claw_core *core, int which)
-{
-	return which >= 0 && which < CLAW_HIST_COUNT ? &core->hist[which] : NULL;
-}
 
 int claw_stream_at(const struct claw_core *core, uint32_t stream, struct claw_stream_row *ret_row)
 {
@@ -390,15 +403,4 @@ int claw_stream_at(const struct claw_core *core, uint32_t stream, struct claw_st
 		return -ENOENT;
 	*ret_row = core->streams.table[stream].row;
 	return 0;
-}
-
-int claw_stream_rows(const struct claw_core *core, int64_t *start, struct claw_stream_row *ret_rows, int row_max)
-{
-	int count = 0;
-	int64_t at = *start;
-	for (; at >= 0 && at < (int64_t)core->streams.used && count < row_max; at++)
-		if (!claw_stream_at(core, (uint32_t)at, &ret_rows[count]))
-			count++;
-	*start = at >= 0 && at < (int64_t)core->streams.used ? at : -1;
-	return count;
 }

@@ -62,45 +62,8 @@ struct claw_ring_row {
 	uint32_t reserved;
 };
 
-struct claw_totals {
-	uint64_t turns;
-	uint64_t sleeps; /* times claw_wait went to sleep */
-	uint64_t rescued; /* data found by a timeout and not by a signal: a bug */
-	uint64_t storms; /* times a ring that kept waking us for nothing was not listened to for a while */
-	uint64_t records;
-	uint64_t tokens; /* tokens committed */
-	uint64_t text_bytes;
-	uint64_t discarded; /* tokens of streams that clawd had ended before: cancelled, refused */
-	uint64_t opened;
-	uint64_t ended;
-	uint64_t refused;
-	uint64_t cancelled;
-	uint64_t quarantined;
-	uint64_t dropped; /* tokens the spool had no room for: readers get a GAP */
-	uint64_t evicted_blocks;
-	uint64_t gaps; /* GAPs told to readers */
-	uint64_t frames;
-	uint64_t frame_bytes;
-	uint64_t sent; /* tokens handed to ZeroMQ, once a reader */
-	uint64_t odd_clock; /* written times that are not in the past hour: left out of the histograms */
-	uint64_t events_missed;
-	uint64_t streams_live;
-	uint64_t streams_ended;
-	uint64_t streams_awaited;
-	uint64_t streams_gone;
-	uint64_t attachments;
-	uint64_t spool_blocks;
-	uint64_t spool_free;
-};
-
-enum {
-	CLAW_HIST_COMMIT = 0, /* written → committed */
-	CLAW_HIST_SEND = 1, /* written → sent, each token and reader */
-	CLAW_HIST_FIRST = 2, /* requested (else OPEN) → sent, first tokens */
-	CLAW_HIST_COUNT = 3,
-};
-
-struct claw_core *claw_core_create(const struct claw_limits *limits, int *ret_error);
+/* page_fd: where its figures go, an object of claw_page_bytes; -1 = nobody reads them. May be closed after. */
+struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd, int *ret_error);
 void claw_core_destroy(struct claw_core *core);
 int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes);
 /*
@@ -157,11 +120,19 @@ int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct
 int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id);
 /* Take out attachments whose stream did not open in time. Returns how many were written to ret_unmet. */
 int claw_unmet(struct claw_core *core, uint64_t now_ns, struct claw_unmet *ret_unmet, int max);
+/* End a stream for everybody, whoever asks: 0, -ENOENT no such stream is open, -ESTALE it ended before. */
+int claw_cancel_stream(struct claw_core *core, const uint8_t *name, uint32_t name_len, uint64_t now_ns);
 /* Cancel the stream of this attachment, now or when it opens. 0, or -ENOENT. Again = no change. */
 int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns);
 
 const struct claw_totals *claw_totals(struct claw_core *core);
 const struct claw_hist *claw_hist(const struct claw_core *core, int which);
-/* Rows of streams from slot *start on; *start moves past them, to -1 at the end. Returns the number of rows. */
-int claw_stream_rows(const struct claw_core *core, int64_t *start, struct claw_stream_row *ret_rows, int row_max);
 int claw_stream_at(const struct claw_core *core, uint32_t stream, struct claw_stream_row *ret_row);
+
+/* Say who clawd is; from now on others can read the page. */
+void claw_core_publish(struct claw_core *core, uint32_t pid, uint64_t daemon_epoch, uint64_t started_ns,
+		       const char *version, const char *runtime_dir);
+/* Say who is at the other end of a ring, of a connection; how many clients said hello. 0 or -ENOENT. */
+int claw_ring_label(struct claw_core *core, int ring, const struct claw_page_peer *peer);
+int claw_connection_label(struct claw_core *core, uint32_t connection, const struct claw_page_peer *peer);
+void claw_core_clients(struct claw_core *core, uint32_t count);

@@ -20,6 +20,7 @@ struct claw_ring {
 	uint32_t live; /* streams */
 	uint64_t ring_id;
 	uint64_t records, tokens, bytes;
+	struct claw_page_peer peer;
 	uint64_t woken_pos; /* drain.pos at its last wake-up */
 	uint32_t idle_wakes; /* in a row that brought nothing */
 	uint64_t mute_ns; /* how long it is not listened to next time; 0 = it never stormed */
@@ -41,12 +42,16 @@ struct claw_core {
 	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
 	struct claw_outcome outcome;
 	struct claw_event events[CLAW_EVENT_COUNT];
-	struct claw_totals totals;
-	struct claw_hist hist[CLAW_HIST_COUNT];
+	struct claw_page page;
+	struct claw_totals *totals; /* in the page, as are the histograms */
 	uint8_t scratch[CLAW_RECORD_MAX];
 };
 
 void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
+/* show.c: the page */
+void claw_show(struct claw_core *core, uint64_t now_ns);
+/* `whole`: also who is at its other end */
+void claw_show_ring(struct claw_core *core, struct claw_ring *ring, int whole);
 static inline int claw_ring_is_drained(const struct claw_ring *ring)
 {
 	return ring->state == CLAW_RING_LIVE || ring->state == CLAW_RING_LEFT;

@@ -50,7 +50,7 @@ static void woken(struct claw_core *core, struct claw_ring *ring)
 			ring->mute_ns = MUTE_MAX_NS;
 		ring->muted_until_ns = clock_ns() + ring->mute_ns;
 		epoll_ctl(core->epoll_fd, EPOLL_CTL_DEL, ring->event_fd, NULL);
-		core->totals.storms++;
+		claw_count(&core->totals->storms, 1);
 	}
 	ring->woken_pos = ring->drain.pos;
 }
@@ -119,13 +119,13 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 		asleep = !any_data(core);
 		if (!asleep)
 			timeout_ns = 0;
-		core->totals.sleeps += (uint64_t)asleep;
+		claw_count(&core->totals->sleeps, (uint64_t)asleep);
 	}
 	int count = poll_events(core, events, limit, timeout_ns);
 	if (asleep && count == 0 && !muted_ns && any_data(core)) {
 		/* Its producer may be on the way from head to its signal. One that does not come is a lost wake-up. */
 		count = poll_events(core, events, limit, SIGNAL_GRACE_NS);
-		core->totals.rescued += count == 0;
+		claw_count(&core->totals->rescued, count == 0);
 	}
 	for (uint32_t i = 0; i < core->ring_used; i++)
 		if (claw_ring_is_drained(&core->rings[i]))

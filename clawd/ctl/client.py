@@ -1,25 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the daemon over its control socket."""
+"""Where verbs get what they show: figures from the daemon's page, answers from its control socket."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from clawd import protocol
-from clawd.errors import ControlError
+from clawd import protocol, stats
+from clawd.errors import ControlError, ProtocolError
+from clawd.page import Life, Page, Unreachable
 
-ANSWER_MAX = 1 << 20
 TIMEOUT_S = 5.0
+A = TypeVar("A", bound=protocol.Message)
 
 
-class Unreachable(ControlError):
-    """Nothing answers on the control socket."""
+@contextmanager
+def figures(runtime_dir: Path) -> Iterator[tuple[Page, Life]]:
+    """The page of a daemon that runs, answering or not. Raises Unreachable when none does."""
+    with Page(runtime_dir) as page:
+        life = page.life()
+        if life is Life.GONE:
+            raise Unreachable(f'no clawd runs at "{runtime_dir}": the last one ended without notice', "see its log")
+        yield page, life
+
+
+def wrap(page: Page, life: Life, **rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A list as one object. `unread` counts rows whose writer stopped in the middle of them."""
+    return {"version": stats.VERSION, "answering": life is Life.ANSWERING, "unread": page.unread, **rows}
 
 
 class Client:
@@ -46,11 +58,11 @@ class Client:
     ) -> None:
         self._socket.close()
 
-    def ask(self, request: protocol.Message) -> dict[str, Any]:
+    def ask(self, request: protocol.Message, answer: type[A]) -> A:
         """The answer to one request. Raises Unreachable when none comes, ControlError for a refusal or nonsense."""
         try:
             self._socket.send(protocol.encode(request))
-            packet = self._socket.recv(ANSWER_MAX)
+            packet = self._socket.recv(protocol.ANSWER_MAX + 1)
         except TimeoutError as error:
             raise Unreachable(f"clawd did not answer within {TIMEOUT_S:.0f} s", "see its log") from error
         except OSError as error:
@@ -58,19 +70,10 @@ class Client:
         if not packet:
             raise Unreachable("clawd closed the connection", "see its log")
         try:
-            answer = json.loads(packet)
-        except ValueError as error:
-            raise ControlError("clawd's answer is not JSON", "is it of another version?") from error
-        if type(answer) is not dict or answer.get("op") not in (request.op, "error"):
-            raise ControlError("clawd's answer makes no sense", "is it of another version?")
-        if answer["op"] == "error":
-            raise ControlError(f"clawd refused: {answer.get('text')}")
-        return answer
-
-    def streams(self) -> Iterator[dict[str, Any]]:
-        """Every stream's row, page by page."""
-        start: int | None = 0
-        while start is not None:
-            answer = self.ask(protocol.Streams(start))
-            yield from answer["streams"]
-            start = answer["next"]
+            message: protocol.Message = protocol.decode(packet, (answer, protocol.Failure), protocol.ANSWER_MAX)
+        except ProtocolError as error:
+            raise ControlError("clawd's answer makes no sense", "is it of another version?") from error
+        if isinstance(message, answer):
+            return message
+        assert isinstance(message, protocol.Failure)
+        raise ControlError(f"{message.text} ({message.code})")

@@ -19,12 +19,11 @@ from clawd.sources import DEFAULT_FILE, Sources, nearest
 
 HELP = "show, check and explain settings"
 EXAMPLE = "clawctl config check clawd.conf"
-ABOUT = """\
-  show           the settings of the running clawd and where each was set
-  check [FILE]   whether FILE with its drop-ins would load; needs no clawd
-  explain [KEY]  what a setting means, and what it may be
-  default        a clawd.conf that explains itself
-"""
+ABOUT = (
+    "show: what the running clawd has in effect, where each was set, what a reload or a restart would change."
+    " check [FILE]: all that is wrong with FILE and its drop-ins. explain [KEY]: what a setting means and may be."
+    " default: a clawd.conf that explains itself. All but show need no clawd."
+)
 VERSION = 1
 VALUE_COLUMNS, FILE_COLUMNS = 20, 12
 OPERANDS = {"show": 0, "check": 1, "explain": 1, "default": 0, "man": 0}
@@ -68,14 +67,14 @@ def _usage(message: str) -> int:
 def collect(options: argparse.Namespace) -> dict[str, Any]:
     """What the daemon runs with, beside what its files say now."""
     with Client(options.runtime_dir) as client:
-        answer = client.ask(protocol.Settings())
-    sources = Sources(Path(answer["file"]) if answer["file"] else None, answer["flags"])
+        answer = client.ask(protocol.Settings(), protocol.InEffect)
+    sources = Sources(Path(answer.file) if answer.file else None, answer.flags)
     try:
         wanted, file_errors = sources.load(), []
     except ConfigErrors as errors:
         wanted, file_errors = None, [str(error) for error in errors.errors]
     rows = []
-    for key, text in answer["values"].items():
+    for key, text in answer.values.items():
         row = ROWS.get(key)  # None: it is of a later clawd
         file_text = row.kind.format(getattr(wanted.config, key)) if row and wanted else None
         if row and wanted and row.variable and wanted.origins[key].is_default:
@@ -86,13 +85,13 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
                 "key": key,
                 "value": row.raw(text) if row else None,
                 "text": text,
-                "origin": answer["origins"].get(key),
+                "origin": answer.origins.get(key),
                 "applied_by": row.applied if row else None,
                 "file_text": file_text,
                 "differs": None if file_text is None else file_text != text,
             }
         )
-    state = {name: answer[name] for name in ("generation", "loaded_ns", "error", "pending_restart")}
+    state = {name: getattr(answer, name) for name in ("generation", "loaded_ns", "error", "pending_restart")}
     return {"version": VERSION, **state, "file": str(sources.main_file), "file_errors": file_errors, "settings": rows}
 
 
@@ -103,7 +102,7 @@ def show(value: dict[str, Any]) -> str:
     texts = []
     for row in rows:
         news = [_end(row["file_text"] if row["differs"] else "", FILE_COLUMNS)] if waiting else []
-        texts.append([row["key"], _end(row["text"], VALUE_COLUMNS), *news])
+        texts.append([row["key"], _end(row["text"], min(VALUE_COLUMNS, max(8, render.width() - 10))), *news])
     used = sum(
         2 + max(len(text) for text in (name, *column)) for name, *column in zip(header[:-1], *texts, strict=True)
     )
@@ -113,12 +112,16 @@ def show(value: dict[str, Any]) -> str:
     for by, what in (("reload", "clawctl reload applies"), ("restart", "a restart is needed for")):
         keys = [row["key"] for row in waiting if by == _applied_by(row, value["pending_restart"])]
         if keys:
-            lines += ["", render.wrapped(f"{what}: {', '.join(keys)}")]
+            lines += ["", _sentence(f"{what}: {', '.join(keys)}")]
     if value["file_errors"]:
-        lines += ["", render.wrapped(f"the files have errors now; see: clawctl config check {value['file']}")]
+        lines += ["", _sentence(f"the files have errors now; see: clawctl config check {value['file']}")]
     if value["error"]:
-        lines += ["", render.wrapped(f"the last reload failed: {value['error']}")]
+        lines += ["", _sentence(f"the last reload failed: {value['error']}")]
     return "\n".join(lines)
+
+
+def _sentence(text: str) -> str:
+    return render.fold(render.cell(text), 0)
 
 
 def _applied_by(row: dict[str, Any], pending: list[str]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `clawctl` command: a table of verbs. 0 done, 1 failed, 2 usage, 3 daemon unreachable."""
+"""The `clawctl` command: a table of verbs. 0 done, 1 failed, 2 usage, 3 daemon unreachable, 4 degraded."""
 
 from __future__ import annotations
 
@@ -11,46 +11,41 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from clawd import __version__
 from clawd.config import default_runtime_dir
-from clawd.ctl import config, reload, status, streams
-from clawd.ctl.client import Client, Unreachable
+from clawd.core import guard
+from clawd.ctl import cancel, config, consumers, doctor, producers, reload, render, status, streams, tail
 from clawd.errors import ClawdError
+from clawd.page import Unreachable
 
-# A verb has HELP, and either collect(client) with show(value), or EXAMPLE and run(options), perhaps ABOUT and
-# arguments(parser)
-VERBS: dict[str, ModuleType] = {"status": status, "streams": streams, "config": config, "reload": reload}
-EXAMPLES = """\
-examples:
-  clawctl                        the same as clawctl status
-  clawctl streams                what is being relayed
-  clawctl status --json | jq .totals.tokens
-  clawctl config check && clawctl reload
-"""
+# A verb has HELP and EXAMPLE, may have ABOUT and arguments(parser), and either run(options) or collect(options) with
+# show(value) and, when its exit code is not that of every verb, code(value).
+VERBS: dict[str, ModuleType] = {
+    "status": status,
+    "streams": streams,
+    "producers": producers,
+    "consumers": consumers,
+    "tail": tail,
+    "cancel": cancel,
+    "config": config,
+    "reload": reload,
+    "doctor": doctor,
+}
+VALUED = ("--runtime-dir",)
+"""Options of every verb that take a value, which is no verb."""
+CODES = "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no clawd there, 4 degraded"
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"clawctl: {message} (clawctl --help shows the verbs)", file=sys.stderr)
+        print(f"clawctl: {message} ({self.prog} --help shows what there is)", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    verbs = "\n".join(f"  {name:<12}{module.HELP}" for name, module in VERBS.items())
-    parser = _Parser(
-        prog="clawctl",
-        usage="clawctl [VERB] [--runtime-dir DIR] [--json]",
-        description="Look at a running clawd.",
-        epilog=f"verbs:\n{verbs}\n\n{EXAMPLES}",
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=79),
-        allow_abbrev=False,
-    )
-    parser.add_argument("verb", nargs="?", default="status", metavar="VERB", help="what to do (default status)")
-    _add_common(parser)
-    parser.add_argument("--version", action="version", version=f"clawctl {__version__}", help="show the version")
-    return parser
+def _formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=79)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -61,53 +56,94 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         default=default_runtime_dir(),
         help=f"clawd's runtime directory (default {default_runtime_dir()})",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object of raw integers, for programs")
+    parser.add_argument("--json", action="store_true", help="JSON of raw integers, for programs")
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    verbs = "\n".join(f"  {name:<12}{module.HELP}" for name, module in VERBS.items())
+    examples = "\n".join(f"  {module.EXAMPLE}" for module in VERBS.values())
+    parser = _Parser(
+        prog="clawctl",
+        usage="clawctl [VERB] [--runtime-dir DIR] [--json] …",
+        description="Look at a running clawd. Without a verb: status.\n`clawctl VERB --help` tells more of one.",
+        epilog=f"verbs:\n{verbs}\n\nexamples:\n{examples}\n\n{CODES}",
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+    _add_common(parser)
+    parser.add_argument("--version", action="version", version=f"clawctl {__version__}", help="show the version")
+    return parser
 
 
 def _verb_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"clawctl {name}",
         description=f"{module.HELP[0].upper()}{module.HELP[1:]}.",
-        epilog=f"{module.ABOUT}\n\nexample:\n  {module.EXAMPLE}",
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=79),
+        epilog=f"{render.paragraph(getattr(module, 'ABOUT', ''), 79)}example:\n  {module.EXAMPLE}\n\n{CODES}",
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
-    if hasattr(module, "arguments"):
-        module.arguments(parser)
+    add_arguments = getattr(module, "arguments", None)
+    if add_arguments:
+        add_arguments(parser)
     _add_common(parser)
     return parser
 
 
+def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The verb, empty when there is none, and everything else."""
+    rest = list(arguments)
+    at = 0
+    while at < len(rest):
+        if not rest[at].startswith("-"):
+            return rest.pop(at), rest
+        at += 2 if rest[at] in VALUED else 1
+    return "", rest
+
+
+def _run(module: ModuleType, options: argparse.Namespace) -> int:
+    run: Any = getattr(module, "run", None)
+    if run:
+        return int(run(options))
+    value = module.collect(options)
+    print(json.dumps(value) if options.json else module.show(value), flush=True)
+    code: Any = getattr(module, "code", None)
+    if code:
+        return int(code(value))
+    if value.get("unread"):
+        print(f"clawctl: {value['unread']} rows could not be read: clawd stopped in them", file=sys.stderr)
+    if value.get("answering") is False:
+        print("clawctl: clawd does not answer: it is stopped or held up, and these figures are old", file=sys.stderr)
+        return 4
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    module = VERBS.get(given[0]) if given else None
-    if module and hasattr(module, "run"):
-        options = _verb_parser(given[0], module).parse_args(given[1:])
-    else:
-        options = _parser().parse_args(given)
-        module = VERBS.get(options.verb)
+    verb, rest = _split(sys.argv[1:] if arguments is None else arguments)
+    if not verb and {"-h", "--help", "--version"} & set(rest):
+        _top_parser().parse_args(rest)
+    module = VERBS.get(verb or "status")
     if module is None:
-        near = difflib.get_close_matches(options.verb, VERBS, 1)
+        near = difflib.get_close_matches(verb, VERBS, 1)
         hint = f'did you mean "{near[0]}"?' if near else f"verbs: {', '.join(VERBS)}"
-        print(f'clawctl: no verb "{options.verb}"; {hint}', file=sys.stderr)
+        print(f'clawctl: no verb "{render.cell(verb)}"; {hint}', file=sys.stderr)
         return 2
+    options = _verb_parser(verb or "status", module).parse_args(rest)
     try:
-        if hasattr(module, "run"):
-            return int(module.run(options))
-        with Client(options.runtime_dir) as client:
-            value = module.collect(client)
-        print(json.dumps(value) if options.json else module.show(value), flush=True)
+        guard()  # against a page that is truncated while it is read
+        return _run(module, options)
     except BrokenPipeError:
         # Whoever read our output has enough; Python would complain at exit otherwise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return 0
     except Unreachable as error:
         print(f"clawctl: {error}", file=sys.stderr)
         return 3
     except ClawdError as error:
         print(f"clawctl: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

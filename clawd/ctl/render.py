@@ -52,12 +52,29 @@ def cell(value: object) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def fold(line: str, indent: int) -> str:
+    """The line over as many as the terminal's width asks for, all but the first indented."""
+    columns = width()
+    pad = " " * min(indent, columns // 4)
+    return textwrap.fill(line, columns, subsequent_indent=pad, break_on_hyphens=False) if len(line) > columns else line
+
+
+def paragraph(text: str, columns: int) -> str:
+    """Prose for help, with an empty line after it; nothing for nothing."""
+    return f"{textwrap.fill(text, columns)}\n\n" if text else ""
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> str:
-    """Columns under an upper-case header, numbers to the right; the first column is cut when the line is too long."""
+    """Columns under an upper-case header, numbers to the right. A line that is too long loses the end of its first
+    column, then its last columns.
+    """
+    most = columns or width()
+    while len(header) > 1 and _least(header, rows) > most:
+        header, rows = header[:-1], [row[:-1] for row in rows]
     widths = [
         max(cell_len(cell(value)) for value in (name, *column)) for name, *column in zip(header, *rows, strict=True)
     ]
-    spare = (columns or width()) - sum(widths[1:]) - 2 * (len(header) - 1)
+    spare = most - sum(widths[1:]) - 2 * (len(header) - 1)
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(header):
         numbers = bool(rows) and all(row[index] is None or _is_number(row[index]) for row in rows)
@@ -72,9 +89,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int 
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def wrapped(text: str) -> str:
-    """A sentence in lines of at most the terminal's width."""
-    return "\n".join(textwrap.wrap(cell(text), width(), break_on_hyphens=False))
+def _least(header: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """Columns such a table takes when the first is cut to 8."""
+    wide = [max(cell_len(cell(value)) for value in column) for column in zip(header, *rows, strict=True)]
+    return min(8, wide[0]) + sum(wide[1:]) + 2 * (len(header) - 1)
 
 
 def _is_number(value: object) -> bool:

@@ -3,19 +3,47 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
-from clawd import protocol
+from clawd import protocol, stats
 from clawd.ctl import render
-from clawd.ctl.client import Client
+from clawd.ctl.client import Client, figures
+from clawd.errors import ControlError
+from clawd.page import Life
 
 HELP = "show whether clawd runs, what it carries and how fast"
+ABOUT = (
+    "Figures are read from shared memory: clawd is not asked, so a busy or a stopped one can be looked at too. Only for"
+    " what became of reloads is it asked, if it answers."
+)
+EXAMPLE = "clawctl status --json | jq .totals.tokens"
 
 
-def collect(client: Client) -> dict[str, Any]:
-    answer = client.ask(protocol.Status())
-    del answer["op"]
-    return answer
+def collect(options: argparse.Namespace) -> dict[str, Any]:
+    with figures(options.runtime_dir) as (page, life):
+        return {**stats.status(page, life), "config": _config(options) if life is Life.ANSWERING else None}
+
+
+def _config(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What became of reloads. The page does not have it, and the rest must not fail for it."""
+    try:
+        with Client(options.runtime_dir) as client:
+            answer = client.ask(protocol.Settings(), protocol.InEffect)
+    except ControlError:
+        return None
+    return {name: getattr(answer, name) for name in ("generation", "loaded_ns", "error", "pending_restart")}
+
+
+def _told(config: dict[str, Any] | None) -> str:
+    if config is None:
+        return render.ABSENT
+    parts = [f"generation {config['generation']}"]
+    if config["pending_restart"]:
+        parts.append(f"a restart is needed for {', '.join(config['pending_restart'])}")
+    if config["error"]:
+        parts.append(f"not reloaded: {render.cell(config['error'])}")
+    return "; ".join(parts)
 
 
 def show(value: dict[str, Any]) -> str:
@@ -28,24 +56,15 @@ def show(value: dict[str, Any]) -> str:
         f"streams    {totals['streams_live']} live, {totals['streams_ended']} ended,"
         f" {totals['streams_awaited']} awaited",
         f"spool      {used} in use",
-        f"config     {_config(value['config'])}",
+        f"config     {_told(value['config'])}",
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"
         f" {totals['rescued']} lost wake-ups",
-        "",
     ]
     rows = [
         (name.replace("_", " "), row["count"], render.duration(row["p50_ns"]), render.duration(row["p99_ns"]))
         for name, row in value["latency"].items()
     ]
-    return "\n".join(lines) + "\n" + render.table(("latency", "tokens", "p50", "p99"), rows)
-
-
-def _config(state: dict[str, Any]) -> str:
-    parts = [f"generation {state['generation']}"]
-    if state["pending_restart"]:
-        parts.append(f"a restart is needed for {', '.join(state['pending_restart'])}")
-    if state["error"]:
-        parts.append(f"not reloaded: {render.cell(state['error'])}")
-    return "; ".join(parts)
+    text = "\n".join(render.fold(line, 11) for line in lines)
+    return f"{text}\n\n{render.table(('latency', 'tokens', 'p50', 'p99'), rows)}"

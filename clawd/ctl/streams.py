@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
+from clawd import stats
 from clawd.ctl import render
-from clawd.ctl.client import Client
-from clawd.server.stats import VERSION
+from clawd.ctl.client import figures, wrap
 
 HELP = "list the streams, live ones first"
+EXAMPLE = "clawctl streams --json | jq '.streams[] | select(.state == \"live\") | .name'"
 _ORDER = ("live", "awaited", "ended", "gone")
 
 
-def collect(client: Client) -> dict[str, Any]:
-    rows = sorted(client.streams(), key=lambda row: (_ORDER.index(row["state"]), row["opened_ns"] or 0, row["name"]))
-    return {"version": VERSION, "streams": rows}
+def collect(options: argparse.Namespace) -> dict[str, Any]:
+    with figures(options.runtime_dir) as (page, life):
+        rows = stats.streams(page)
+        rows.sort(key=lambda row: (_order(row["state"]), row["opened_ns"] or 0, row["name"]))
+        return wrap(page, life, streams=rows)
+
+
+def _order(state: str) -> int:
+    return _ORDER.index(state) if state in _ORDER else len(_ORDER)
 
 
 def show(value: dict[str, Any]) -> str:

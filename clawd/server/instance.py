@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import secrets
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +16,7 @@ from clawd.protocol import CONTROL_SOCKET, RELAY_SOCKET
 
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path (unix(7), sun_path less its NUL)."""
+LOCK_TRIES = 5
 
 
 class Instance:
@@ -40,7 +42,7 @@ class Instance:
         except OSError as error:
             raise HostError(f'cannot use runtime directory "{self.runtime_dir}": {error.strerror}') from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take_lock()
         except BlockingIOError as error:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             os.close(self._lock)
@@ -51,6 +53,17 @@ class Instance:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         self.id = self._read_id()
         return self
+
+    def _take_lock(self) -> None:
+        # clawctl holds it shared for a moment when it asks whether anyone does
+        for left in reversed(range(LOCK_TRIES)):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not left:
+                    raise
+                time.sleep(0.01)
 
     def _read_id(self) -> str:
         """The id outlives a run, so that a start finds what an earlier one of the same directory left behind."""

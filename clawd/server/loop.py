@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from clawd import log, protocol, sd
-from clawd.config import Config
-from clawd.core import Core, Limits, guard, lib
+from clawd import __version__, log, protocol, sd
+from clawd.config import Config, files_needed
+from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
-from clawd.server import memory, stats
+from clawd.page import stats_name
+from clawd.server import memory
 from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
@@ -36,7 +37,8 @@ STOP_QUIET_NS = 300_000_000
 """How long clients get to take what was sent, and to ack it: libzmq drops what they have not read from a connection
 that ends.
 """
-LONGEST_SLEEP_NS = 60_000_000_000
+BEAT_NS = 1_000_000_000
+"""A turn comes at least so often: readers of the page know by it that clawd lives."""
 
 REFUSED = {
     lib.CLAW_STOPPED_EXISTS: "exists",
@@ -51,27 +53,52 @@ def serve(configuration: Configuration, sources: Sources) -> int:
     with Instance(config.runtime_dir) as instance:
         close_left_behind(instance.id)
         memory.sweep(instance.id)
-        core = Core(
-            Limits(
-                spool_bytes=config.spool_bytes,
-                stream_bytes=config.stream_bytes,
-                keep_ns=config.keep,
-                max_streams=config.max_streams,
-                max_rings=config.max_producers,
-                max_connections=config.max_clients,
-                max_attachments=config.max_attachments,
-            )
+        limits = Limits(
+            spool_bytes=config.spool_bytes,
+            stream_bytes=config.stream_bytes,
+            keep_ns=config.keep,
+            max_streams=config.max_streams,
+            max_rings=config.max_producers,
+            max_connections=config.max_clients,
+            max_attachments=config.max_attachments,
         )
-        try:
+        check_room(config.spool_bytes)
+        allow_files(files_needed(config.max_producers, config.max_clients))
+        with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
             Loop(core, Settings(configuration, sources), instance).run()
-        finally:
-            core.close()
     return 0
 
 
-def make_spool(core: Core, instance: str, size: int) -> None:
-    """Allocate the spool up front. Raises HostError when the host has not four times as much."""
+@contextmanager
+def shown(instance: str, limits: Limits) -> Iterator[Core]:
+    """A core whose figures others can read as long as it runs."""
+    page = memory.create(
+        instance, page_bytes(limits), name=f"/{stats_name(instance)}", mode=0o640, setting="max_streams"
+    )
+    try:
+        core = Core(limits, page.fd)
+        try:
+            yield core
+        finally:
+            core.close()
+    finally:
+        page.close()
+        page.unlink()
+
+
+def allow_files(count: int) -> None:
+    """Raise the soft limit of open files as far as needed and allowed: libzmq ends a process that runs into it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < count:
+        log.warning("too few files allowed for this many clients and producers", allowed=most, needed=count)
+
+
+def check_room(size: int) -> None:
+    """Raise HostError when the host has not four times the memory of such a spool."""
     free = memory.room()
     if size > free // SPOOL_SHARE:
         raise HostError(
@@ -79,6 +106,10 @@ def make_spool(core: Core, instance: str, size: int) -> None:
             f" {format_bytes(free)}",
             f"lower spool_bytes or make {memory.SHM} larger",
         )
+
+
+def make_spool(core: Core, instance: str, size: int) -> None:
+    """Allocate the spool up front. Raises HostError."""
     while size:
         part = memory.create(instance, min(size, SPOOL_OBJECT_BYTES))
         core.map_spool(part.fd, part.size)
@@ -93,11 +124,10 @@ class Loop:
         self._core = core
         self._settings = settings
         self._instance = instance
-        self._started_ns = time.monotonic_ns()
         self._stopping = False
         self._received = False
-        epoch = secrets.randbits(63) | 1
-        self._registry = Registry(core, settings.config, instance.id, epoch, self._answer)
+        self._epoch = secrets.randbits(63) | 1
+        self._registry = Registry(core, settings.config, instance.id, self._epoch, self._answer)
         self._relay = Relay(core, self._registry.sessions)
 
     def run(self) -> None:
@@ -106,13 +136,14 @@ class Loop:
             self._relay.listen(self._instance.relay_path)
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
+            self._core.publish(self._epoch, time.monotonic_ns(), __version__, self._instance.runtime_dir)
             log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
             guard()  # the last handler to be installed
             reason = sd.ready()
             if reason:
                 log.warning("systemd not told, going on without", reason=reason)
             while not self._stopping:
-                self._once(LONGEST_SLEEP_NS)
+                self._once(BEAT_NS)
             self._stop()
 
     def _once(self, longest_ns: int) -> bool:
@@ -145,21 +176,9 @@ class Loop:
             else:
                 log.event("stream ended", logging.DEBUG, stream=name)
 
-    def _answer(self, request: protocol.Message) -> dict[str, Any]:
-        if isinstance(request, protocol.Streams):
-            return stats.streams(self._core, request.start)
-        if isinstance(request, protocol.Settings):
-            return protocol.values(self._settings.in_effect())
-        if isinstance(request, protocol.Reload):
-            return protocol.values(self._reload())
-        return stats.status(
-            self._core,
-            instance=self._instance.id,
-            started_ns=self._started_ns,
-            producers=len(self._registry.rings),
-            clients=len(self._registry.sessions),
-            config=self._settings.state(),
-        )
+    def _answer(self, request: protocol.Message) -> protocol.Message:
+        """To what the registry has found allowed."""
+        return self._reload() if isinstance(request, protocol.Reload) else self._settings.in_effect()
 
     def _reload(self) -> protocol.Reloaded:
         """Read the configuration again, and change what can be changed while running."""

@@ -48,23 +48,27 @@ def prefix(instance: str) -> str:
     return f"clawd-{instance}-"
 
 
-def create(instance: str, size: int) -> Object:
-    """Make an object of `size` bytes, every page allocated, so that touching it can never fail later (SIGBUS)."""
-    name = f"/{prefix(instance)}{secrets.token_hex(8)}"
+def create(instance: str, size: int, *, name: str = "", mode: int = 0o600, setting: str = "spool_bytes") -> Object:
+    """Make an object of `size` bytes, every page allocated, so that touching it can never fail later (SIGBUS).
+
+    It gets a random name unless one is given; `setting` is what an error says to lower.
+    """
+    name = name or f"/{prefix(instance)}{secrets.token_hex(8)}"
     try:
         # size=0: ftruncate alone would reserve nothing
-        shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0)
+        shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=mode, size=0)
     except (OSError, posix_ipc.Error) as error:
         raise HostError(f"cannot make shared memory: {error}", f"see 'ls -ld {SHM}'") from error
     made = Object(name, shm.fd, size)
     try:
+        os.fchmod(made.fd, mode)  # whatever the umask is
         os.posix_fallocate(made.fd, 0, size)
     except OSError as error:
         made.close()
         made.unlink()
         raise HostError(
             f"cannot allocate {format_bytes(size)} of shared memory: {error.strerror}, {format_bytes(room())} free",
-            f"make {SHM} larger or lower spool_bytes",
+            f"make {SHM} larger or lower {setting}",
         ) from error
     return made
 

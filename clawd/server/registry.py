@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 
 from clawd import log, protocol
 from clawd.config import Config
-from clawd.core import Core
+from clawd.core import Core, Label, lib
 from clawd.errors import ClawdError, HostError, ProtocolError
 from clawd.server.ring import Ring, answer, is_hello, make_ring, read_hello, refuse
 
@@ -48,14 +49,20 @@ class Registry:
     """Owns the control socket and every ring. `sessions` is what the relay believes."""
 
     def __init__(
-        self, core: Core, config: Config, instance: str, epoch: int, reply: Callable[[protocol.Message], dict[str, Any]]
+        self,
+        core: Core,
+        config: Config,
+        instance: str,
+        epoch: int,
+        reply: Callable[[protocol.Message], protocol.Message],
     ) -> None:
+        """`reply` answers questions about settings."""
         self._core = core
+        self._reply = reply
         self.config = config
         """A reload puts another in its place."""
         self._instance = instance
         self._epoch = epoch
-        self._reply = reply
         self._next_tag = 1
         self._ready: dict[int, Callable[[], None]] = {}
         self._peers: set[Peer] = set()
@@ -155,13 +162,11 @@ class Registry:
         if peer.role == "producer":
             raise ProtocolError("a producer sends nothing after hello")
         message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
-        if isinstance(message, protocol.Reload) and peer.uid not in (0, os.geteuid()):
-            log.warning("reload denied", pid=peer.pid, uid=peer.uid)
-            text = "only root and clawd's own user may reload the configuration"
-            self._send(peer, protocol.Failure(code="denied", text=text))
+        if isinstance(message, protocol.Settings | protocol.Reload):
+            self._answer(peer, message)
             return
-        if not isinstance(message, protocol.Hello):
-            self._send_json(peer, self._reply(message))
+        if isinstance(message, protocol.CancelStream):
+            self._cancel_stream(peer, message)
             return
         if peer.role:
             raise ProtocolError("said hello twice")
@@ -170,14 +175,35 @@ class Registry:
         peer.role, peer.label = message.role, message.client
         peer.session = secrets.token_hex(16)
         self.sessions[peer.session] = peer
+        self._core.count_clients(len(self.sessions))
         log.event("client connected", role=peer.role, client=peer.label, pid=peer.pid, uid=peer.uid)
         self._send(peer, protocol.Welcome(protocol.VERSION, peer.session, self._instance))
 
     def _send(self, peer: Peer, message: protocol.Message) -> None:
         self._send_packet(peer, protocol.encode(message))
 
-    def _send_json(self, peer: Peer, answer: dict[str, Any]) -> None:
-        self._send_packet(peer, protocol.pack(answer))
+    def _answer(self, peer: Peer, request: protocol.Message) -> None:
+        if isinstance(request, protocol.Reload) and peer.uid not in (0, os.geteuid()):
+            log.warning("reload denied", pid=peer.pid, uid=peer.uid)
+            text = "only root and clawd's own user may reload the configuration"
+            self._send(peer, protocol.Failure(code="denied", text=text))
+            return
+        self._send(peer, self._reply(request))
+
+    def _cancel_stream(self, peer: Peer, request: protocol.CancelStream) -> None:
+        """The admin's door: root's and clawd's own user's, whoever reads the stream."""
+        if peer.uid not in (0, os.geteuid()):
+            refusal = protocol.Failure(code="denied", text="only root and clawd's own user may cancel a stream")
+            self._send(peer, refusal)
+            return
+        result = self._core.cancel_stream(request.stream.encode())
+        if result == 0:
+            log.event("stream cancelled", stream=request.stream, pid=peer.pid, uid=peer.uid)
+            self._send(peer, protocol.StreamCancelled(request.stream))
+        elif result == -errno.ESTALE:
+            self._send(peer, protocol.Failure(code="gone", text=f'stream "{request.stream}" has ended already'))
+        else:
+            self._send(peer, protocol.Failure(code="unknown", text=f'no stream "{request.stream}" is open'))
 
     def _send_packet(self, peer: Peer, packet: bytes) -> None:
         try:
@@ -204,6 +230,7 @@ class Registry:
             return
         peer.ring = ring
         self.rings[ring.index] = peer
+        self._core.label_ring(ring.index, Label(peer.label, peer.pid, peer.uid, lib.CLAW_ROLE_PRODUCER))
         peer.tags.append(self.watch(peer.pidfd, lambda: self._gone(peer)))
         try:
             ring.hand_over(peer.socket)
@@ -241,6 +268,7 @@ class Registry:
         if peer.session:
             log.event("client gone", role=peer.role, client=peer.label, pid=peer.pid)
             del self.sessions[peer.session]
+            self._core.count_clients(len(self.sessions))
             self.ended_sessions.append(peer.session)
 
     def _forget(self, peer: Peer) -> None:

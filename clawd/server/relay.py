@@ -10,15 +10,15 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
 from clawd import log, protocol
-from clawd.core import Core, lib
+from clawd.core import Core, Label, lib
 from clawd.errors import HostError, ProtocolError
 
 SEND_HWM = lib.CLAW_WINDOW // lib.CLAW_FRAME_CHARGE * 4
@@ -48,6 +48,22 @@ _ATTACH_CODES = {
 }
 
 
+_ROLES = {
+    "consumer": lib.CLAW_ROLE_CONSUMER,
+    "observer": lib.CLAW_ROLE_OBSERVER,
+    "admin": lib.CLAW_ROLE_ADMIN,
+}
+
+
+class Client(Protocol):
+    """What the relay must know of the client behind a session."""
+
+    pid: int
+    uid: int
+    role: str
+    label: str
+
+
 @dataclass(eq=False)
 class Connection:
     """One client's connection, by the routing id ZeroMQ gave it."""
@@ -56,6 +72,8 @@ class Connection:
     number: int
     since_ns: int
     session: str = ""
+    observes: bool = False
+    """Reads and leaves no trace: it may not cancel."""
     pending: deque[bytes] = field(default_factory=deque)
     """What met EAGAIN, in order. Frames are bounded by the window, replies by PENDING_MAX."""
 
@@ -63,7 +81,7 @@ class Connection:
 class Relay:
     """One ROUTER. `sessions` are those of live control connections."""
 
-    def __init__(self, core: Core, sessions: Container[str]) -> None:
+    def __init__(self, core: Core, sessions: Mapping[str, Client]) -> None:
         self._core = core
         self._sessions = sessions
         self._context = zmq.Context(io_threads=1)
@@ -242,11 +260,17 @@ class Relay:
         if isinstance(request, protocol.Attach):
             self._attach(connection, request)
         elif isinstance(request, protocol.Cancel):
-            self._core.cancel(connection.number, request.id)
+            if connection.observes:
+                self._deny_cancel(connection, request.id)
+            else:
+                self._core.cancel(connection.number, request.id)
         elif isinstance(request, protocol.Detach):
             self._core.detach(connection.number, request.id)
         else:
             self._reply(connection, protocol.Pong())
+
+    def _deny_cancel(self, connection: Connection, id: int) -> None:
+        self._reply(connection, protocol.Failure(code="denied", text="an observer may not cancel", id=id))
 
     def _connect(self, routing_id: bytes) -> Connection | None:
         number = self._core.connect()
@@ -272,7 +296,14 @@ class Relay:
             if earlier:
                 self._drop(earlier)
             connection.session = request.session
+            client = self._sessions[request.session]
+            connection.observes = client.role == "observer"
+            label = Label(client.label, client.pid, client.uid, _ROLES[client.role])
+            self._core.label_connection(connection.number, label)
             self._by_session[request.session] = connection
+        if connection.observes and request.cancel:
+            self._deny_cancel(connection, request.id)
+            return
         if request.after is not None and request.incarnation is None:
             raise ProtocolError('"attach" with "after" needs "incarnation"')
         result = self._core.attach(

@@ -17,10 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from clawd import protocol
-from clawd.ctl.client import Client, Unreachable
 from clawd.ctl.demo.child import die_with, report
-from clawd.errors import ClawdError
+from clawd.errors import ClawdError, ControlError
+from clawd.page import Page
 from clawd.server import memory
 from clawd.units import format_bytes
 
@@ -70,7 +69,7 @@ def why_ended(daemon: subprocess.Popen[bytes], directory: Path) -> str:
 
 
 def wait_ready(daemon: subprocess.Popen[bytes], directory: Path, told: socket.socket, pidfd: int) -> None:
-    """Return once the daemon said so, or its control socket answers. Raises ClawdError when neither comes."""
+    """Return once the daemon said so, or its figures can be read. Raises ClawdError when neither comes."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         ready, _, _ = select.select([told.fileno(), pidfd], [], [], _LOOK_S)
@@ -81,8 +80,7 @@ def wait_ready(daemon: subprocess.Popen[bytes], directory: Path, told: socket.so
                 return
             continue
         # no systemd-python, no notification
-        with contextlib.suppress(Unreachable), Client(directory) as client:
-            client.ask(protocol.Status())
+        with contextlib.suppress(ControlError), Page(directory):
             return
     raise ClawdError(f"the daemon was not ready within {START_S:.0f} s")
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`clawctl consumers`: one row a connection of a client, in the order they came."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from clawd import stats
+from clawd.ctl import render
+from clawd.ctl.client import figures, wrap
+
+HELP = "list the clients, what they read and how far they lag"
+EXAMPLE = "clawctl consumers --json | jq '.consumers[] | select(.blocked)'"
+
+
+def collect(options: argparse.Namespace) -> dict[str, Any]:
+    with figures(options.runtime_dir) as (page, life):
+        return wrap(page, life, consumers=stats.consumers(page))
+
+
+def show(value: dict[str, Any]) -> str:
+    rows = [
+        (
+            row["name"],
+            row["pid"],
+            row["uid"],
+            row["role"],
+            row["attachments"],
+            render.size(row["sent_bytes"]),
+            render.size(row["unacked_bytes"]),
+            render.duration(row["attached_ns"]) if row["pid"] is not None else None,
+        )
+        for row in value["consumers"]
+    ]
+    return render.table(("name", "pid", "uid", "role", "readings", "sent", "unacked", "since"), rows)
