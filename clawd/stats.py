@@ -101,7 +101,7 @@ def _stream(row: Any) -> dict[str, Any]:
 def producers(page: Page) -> list[dict[str, Any]]:
     """One object a producer, in the order they came."""
     now_ns = time.monotonic_ns()
-    return sorted((_producer(row, now_ns) for row in page.rings()), key=lambda row: -int(row["attached_ns"]))
+    return sorted((_producer(row, now_ns) for row in page.rings()), key=lambda row: -(row["attached_ns"] or 0))
 
 
 def _producer(row: Any, now_ns: int) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _producer(row: Any, now_ns: int) -> dict[str, Any]:
 def consumers(page: Page) -> list[dict[str, Any]]:
     """One object a connection of a client, in the order they came."""
     now_ns = time.monotonic_ns()
-    return sorted((_consumer(row, now_ns) for row in page.connections()), key=lambda row: -int(row["attached_ns"]))
+    return sorted((_consumer(row, now_ns) for row in page.connections()), key=lambda row: -(row["attached_ns"] or 0))
 
 
 def _consumer(row: Any, now_ns: int) -> dict[str, Any]:
@@ -140,5 +140,5 @@ def _peer(peer: Any, now_ns: int) -> dict[str, Any]:
         "name": text(peer.label, peer.label_len) or None,
         "pid": peer.pid if known else None,
         "uid": peer.uid if known else None,
-        "attached_ns": max(0, now_ns - peer.since_ns) if known else 0,
+        "attached_ns": max(0, now_ns - peer.since_ns) if known else None,
     }

@@ -405,6 +405,8 @@ def test_a_peer_that_asks_without_reading_answers_is_let_go(daemon: Daemon) -> N
 
 def test_descriptors_sent_to_clawd_are_not_kept(daemon: Daemon) -> None:
     with dial(daemon.runtime_dir) as control:
+        control.send(protocol.encode(NOTHING))
+        assert control.recv(1 << 16), "it was accepted, so its own descriptor is among those before"
         before = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("10i", *[control.fileno()] * 10))]
         for _ in range(20):

@@ -29,7 +29,7 @@ def show(value: dict[str, Any]) -> str:
             row["attachments"],
             render.size(row["sent_bytes"]),
             render.size(row["unacked_bytes"]),
-            render.duration(row["attached_ns"]) if row["pid"] is not None else None,
+            render.duration(row["attached_ns"]),
         )
         for row in value["consumers"]
     ]
