@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `clawd` command: flags to a Config, the daemon, errors to exit codes. 0 done, 1 failed, 2 usage."""
+"""The `clawd` command: flags and files to a Config, the daemon, errors to exit codes. 0 done, 1 failed, 2 usage."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from clawd import log
-from clawd.config import parse_arguments
-from clawd.errors import ClawdError, ConfigError
+from clawd.errors import ClawdError, ConfigError, ConfigErrors
+from clawd.sources import parse_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        config = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        sources = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        configuration = sources.load()
+    except ConfigErrors as errors:
+        print(*(f"clawd: {error}" for error in errors.errors), sep="\n", file=sys.stderr)
+        return 2
     except ConfigError as error:
         print(f"clawd: {error} (clawd --help shows every setting)", file=sys.stderr)
         return 2
@@ -21,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from clawd.server.loop import serve
 
-        return serve(config)
+        return serve(configuration, sources)
     except ModuleNotFoundError as error:
         if (error.name or "clawd").partition(".")[0] == "clawd":
             raise

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting of clawd: one row each, from which flags, help, checks and the README's table follow."""
+"""Every setting of clawd: one row each, from which flags, help, checks, `clawd.conf`, its manual and the README's table
+follow. Reads no file: sources.py does.
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from clawd import __version__, units
+from clawd import units
 from clawd.errors import ConfigError
 
 
@@ -27,32 +28,39 @@ def _parse_path(text: str) -> Path:
 
 @dataclass(frozen=True)
 class Kind:
-    """How values of one sort are written."""
+    """How values of one sort are written; `allowed` where no bounds say it."""
 
     name: str
     parse: Callable[[str], Any]
     format: Callable[[Any], str]
+    allowed: str = ""
 
 
 DIRECTORY = Kind("DIR", _parse_path, str)
 SIZE = Kind("SIZE", units.parse_bytes, units.format_bytes)
 TIME = Kind("TIME", units.parse_duration, units.format_duration)
 COUNT = Kind("N", units.parse_count, str)
+SWITCH = Kind("on|off", units.parse_switch, units.format_switch, "on or off")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row. Bounds and `multiple` are written as people write values; `default` may be a function of the moment."""
+    """One row. Bounds and `multiple` are written as people write values; `default` may be a function of the moment,
+    which `variable` of the environment decides. `reload`: a reload applies it, else a restart is needed.
+    """
 
     section: str
     key: str
     kind: Kind
     default: str | Callable[[], Any]
     help: str
+    detail: str = ""
     low: str | None = None
     high: str | None = None
     multiple: str | None = None
     power_of_two: bool = False
+    reload: bool = False
+    variable: str = ""
 
     @property
     def flag(self) -> str:
@@ -64,16 +72,26 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """The bounds in words, empty where there are none."""
+        """What it may be, in words, empty where anything goes."""
         if self.low and self.high:
             span = f"{self.low} to {self.high}"
         else:
             span = f"at least {self.low}" if self.low else f"at most {self.high}" if self.high else ""
         parts = ["a power of two" if self.power_of_two else "", span, f"a multiple of {self.multiple}"]
-        return ", ".join(part for part in parts[: 3 if self.multiple else 2] if part)
+        return ", ".join(part for part in parts[: 3 if self.multiple else 2] if part) or self.kind.allowed
+
+    @property
+    def applied(self) -> str:
+        """What makes a changed value count."""
+        return "reload" if self.reload else "restart"
 
     def default_value(self) -> Any:
         return self.kind.parse(self.default) if isinstance(self.default, str) else self.default()
+
+    def raw(self, text: str) -> int | str:
+        """For programs: bytes, ns, a count or true, else the text."""
+        value = self.kind.parse(text)
+        return value if isinstance(value, int) else text
 
     def parse(self, text: str, where: str) -> Any:
         """The value written as `text` at `where` (a flag, or a file's line). Raises ConfigError naming both."""
@@ -102,8 +120,8 @@ class Setting:
             raise ConfigError(f'{where}: "{shown}" is not allowed', f"it must be {self.allowed}")
 
 
-def _row(section: str, kind: Kind, default: str | Callable[[], Any], help: str, **bounds: Any) -> Any:
-    row = Setting(section, "", kind, default, help, **bounds)
+def _row(section: str, kind: Kind, default: str | Callable[[], Any], help: str, detail: str = "", **rest: Any) -> Any:
+    row = Setting(section, "", kind, default, help, detail, **rest)
     return field(default_factory=row.default_value, metadata={"row": row})
 
 
@@ -111,30 +129,105 @@ def _row(section: str, kind: Kind, default: str | Callable[[], Any], help: str, 
 class Config:
     """What a clawd runs with: sizes in bytes, times in ns. Checked when made; raises ConfigError."""
 
-    runtime_dir: Path = _row("daemon", DIRECTORY, default_runtime_dir, "directory of the lock and the sockets")  # noqa: RUF009 - a field, made anew each time
+    runtime_dir: Path = _row(  # noqa: RUF009 - a field, made anew each time
+        "daemon",
+        DIRECTORY,
+        default_runtime_dir,
+        "directory of the lock and the sockets",
+        "Producers and clients must see the same directory.",
+        variable="CLAWD_RUNTIME_DIR",
+    )
     buffer_size: int = _row(
-        "stream", SIZE, "128k", "ring of a producer that asks for no size", low="4k", high="64M", power_of_two=True
+        "stream",
+        SIZE,
+        "128k",
+        "ring of a producer that asks for no size",
+        "Shared memory, allocated when a producer attaches; a reload counts for those that attach after it. A larger"
+        " ring lets an engine write further ahead of clawd.",
+        low="4k",
+        high="64M",
+        power_of_two=True,
+        reload=True,
     )
     spool_bytes: int = _row(
-        "stream", SIZE, "64M", "memory for the tokens of all streams", low="1M", high="1T", multiple="4k"
+        "stream",
+        SIZE,
+        "64M",
+        "memory for the tokens of all streams",
+        "Shared memory, allocated at the start; it may be a quarter of what is free. When it is full, what ended"
+        " longest ago goes first.",
+        low="1M",
+        high="1T",
+        multiple="4k",
     )
     stream_bytes: int = _row(
-        "stream", SIZE, "4M", "memory one stream may hold for late or slow readers", low="16k", high="1T"
+        "stream",
+        SIZE,
+        "4M",
+        "memory one stream may hold for late or slow readers",
+        "Beyond it a stream's oldest tokens go, and a reader that had not got them is told so by a gap. A stream that"
+        " holds more after a reload lets go of it as it writes on.",
+        low="16k",
+        high="1T",
+        reload=True,
     )
-    keep: int = _row("stream", TIME, "60s", "how long an ended stream can still be read", high="24h")
+    keep: int = _row(
+        "stream",
+        TIME,
+        "60s",
+        "how long an ended stream can still be read",
+        "A reload counts for streams that have ended already, too.",
+        high="24h",
+        reload=True,
+    )
     max_streams: int = _row("stream", COUNT, "16384", "streams at once, ended ones included", low="1", high="1048576")
     max_producers: int = _row("stream", COUNT, "64", "producers at once", low="1", high="4096")
     max_clients: int = _row("stream", COUNT, "1024", "connections of clients at once", low="1", high="65536")
     max_attachments: int = _row("stream", COUNT, "65536", "readings at once, over all clients", low="1", high="1048576")
+    prefetch_window: int = _row(
+        "stream",
+        COUNT,
+        "3",
+        "tokens the pacer looks ahead; no pacer in this version",
+        "Read and checked, so that a file that has it loads; nothing uses it yet.",
+        low="1",
+        high="8",
+        reload=True,
+    )
+    timeout: int = _row(
+        "stream",
+        TIME,
+        "50ms",
+        "how long the pacer waits for a token; no pacer in this version",
+        "Read and checked, so that a file that has it loads; nothing uses it yet.",
+        low="1ms",
+        high="10s",
+        reload=True,
+    )
+    tcp_fastopen: bool = _row(
+        "network",
+        SWITCH,
+        "on",
+        "TCP Fast Open on tcp listeners; none in this version",
+        "Read and checked, so that a file that has it loads; nothing uses it yet: clients are local.",
+        reload=True,
+    )
+    keepalive: int = _row(
+        "network",
+        TIME,
+        "15s",
+        "how often tcp clients show they live; none in this version",
+        "Read and checked, so that a file that has it loads; nothing uses it yet: a local client's end is seen.",
+        low="1s",
+        high="1h",
+        reload=True,
+    )
 
     def __post_init__(self) -> None:
         for row in SETTINGS:
             row.check(getattr(self, row.key), row.key)
-        if self.stream_bytes > self.spool_bytes:
-            raise ConfigError(
-                f'stream_bytes: "{units.format_bytes(self.stream_bytes)}" is more than all streams have',
-                f"it must be at most spool_bytes, {units.format_bytes(self.spool_bytes)}",
-            )
+        for error in conflicts(vars(self)):
+            raise error
 
 
 def files_needed(max_producers: int, max_clients: int) -> int:
@@ -156,32 +249,23 @@ def _settings() -> tuple[Setting, ...]:
 
 SETTINGS = _settings()
 """Every row, in the order of help and README."""
+ROWS = {row.key: row for row in SETTINGS}
+AT_MOST = (("stream_bytes", "spool_bytes"),)
+"""Pairs of keys of which the first may not be more than the second."""
 
 
-def configure(texts: Mapping[str, tuple[str, str]]) -> Config:
-    """A Config from `key: (text, where it was written)`; a key that is missing has its default. Raises ConfigError."""
-    rows = {row.key: row for row in SETTINGS}
-    return Config(**{key: rows[key].parse(text, where) for key, (text, where) in texts.items()})
+def conflicts(values: Mapping[str, Any], origins: Mapping[str, object] | None = None) -> Iterator[ConfigError]:
+    """What cannot be together, each good by itself: names both keys and, from `origins`, where they were set."""
 
+    def told(key: str) -> str:
+        origin = f" ({origins[key]})" if origins else ""
+        return f'{key} "{ROWS[key].kind.format(values[key])}"{origin}'
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def parse_arguments(arguments: Sequence[str]) -> Config:
-    """The Config that command-line `arguments` ask for. Raises ConfigError; --help and --version print and exit."""
-    parser = _Parser(
-        prog="clawd",
-        usage="clawd [--SETTING VALUE]...",
-        description="Relay LLM tokens from inference processes to clients. Runs in the foreground; SIGTERM stops it.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=79),
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", help="show the version and exit", version=f"clawd {__version__}")
-    groups = {row.section: parser.add_argument_group(row.section) for row in SETTINGS}
-    for row in SETTINGS:
-        text = f"{row.help} (default {row.default_text}{f'; {row.allowed}' if row.allowed else ''})"
-        groups[row.section].add_argument(row.flag, dest=row.key, metavar=row.kind.name, help=text)
-    given = vars(parser.parse_args(arguments))
-    return configure({row.key: (given[row.key], row.flag) for row in SETTINGS if given[row.key] is not None})
+    for low, high in AT_MOST:
+        if values[low] > values[high]:
+            yield ConfigError(
+                f"{told(low)} is more than {told(high)}",
+                "lower the first or raise the second",
+                key=low,
+                value=ROWS[low].kind.format(values[low]),
+            )

@@ -137,6 +137,10 @@ class Core:
     def map_spool(self, fd: int, size: int) -> None:
         check(lib.claw_core_map_spool(self._core, fd, size), "map the spool")
 
+    def limit(self, *, stream_bytes: int, keep_ns: int) -> None:
+        """Change these two while it runs, also for the streams that are there."""
+        check(lib.claw_core_limit(self._core, stream_bytes, keep_ns), "change the limits")
+
     def watch(self, fd: int, tag: int) -> None:
         """Have `wait` return `tag`, above 0, while `fd` is readable."""
         check(lib.claw_core_watch(self._core, fd, tag), "watch a descriptor")

@@ -15,7 +15,31 @@ class ClawdError(Exception):
 
 
 class ConfigError(ClawdError):
-    """A setting has a value it must not have."""
+    """A setting has a value it must not have; where known, `file`, `line`, `key` and `value` say which."""
+
+    def __init__(
+        self,
+        message: str,
+        hint: str | None = None,
+        *,
+        file: str | None = None,
+        line: int | None = None,
+        key: str | None = None,
+        value: str | None = None,
+    ) -> None:
+        super().__init__(message, hint)
+        self.file = file
+        self.line = line
+        self.key = key
+        self.value = value
+
+
+class ConfigErrors(ConfigError):
+    """All that is wrong with a configuration, in `errors`; as text, one line each."""
+
+    def __init__(self, errors: list[ConfigError]) -> None:
+        super().__init__("\n".join(str(error) for error in errors))
+        self.errors = errors
 
 
 class HostError(ClawdError):

@@ -6,7 +6,7 @@ flow) are the structs of csrc/ring.cdef.h and csrc/frame.cdef.h. A message is ch
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -15,8 +15,12 @@ from clawd.errors import ProtocolError
 VERSION = 1
 MESSAGE_MAX = 4096
 """Bytes of a JSON message from a peer."""
+ANSWER_MAX = 1 << 17
+"""Bytes of clawd's answer to `clawctl`."""
 NAME_MAX = 255
 """Bytes of a stream's name, as CLAW_NAME_MAX in csrc/ring.cdef.h."""
+ERROR_MAX = 8192
+"""Bytes of an error of the configuration: it names files."""
 CREDIT_DEFAULT = 262_144
 CREDIT_MAX = 1 << 30
 WAIT_MS_DEFAULT = 30_000
@@ -56,6 +60,14 @@ def _flag(value: Any) -> bool:
 
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
+
+
+def _list(check: Check) -> Check:
+    return lambda value: type(value) is list and all(check(each) for each in value)
+
+
+def _table(value: Any) -> bool:
+    return type(value) is dict and all(type(text) is str for pair in value.items() for text in pair)
 
 
 def _checked(check: Check, default: Any = MISSING) -> Any:
@@ -101,6 +113,48 @@ class CancelStream:
 class StreamCancelled:
     op = "stream_cancelled"
     stream: str = _checked(_text(NAME_MAX))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Ask which settings are in effect. Answered by `InEffect`."""
+
+    op = "settings"
+
+
+@dataclass(frozen=True)
+class InEffect:
+    """`values` as people write them and `origins`, by key. `file` and `flags`: what a reload reads. `error`: why the
+    last one failed. `pending_restart`: keys whose new value a restart will bring.
+    """
+
+    op = "settings"
+    generation: int = _checked(_number(1, 2**63 - 1))
+    loaded_ns: int = _checked(_number(0, 2**63 - 1))
+    error: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    pending_restart: Sequence[str] = _checked(_list(_text(NAME_MAX)))
+    file: str | None = _checked(_or_none(_text(4096)))
+    flags: Mapping[str, str] = _checked(_table)
+    values: Mapping[str, str] = _checked(_table)
+    origins: Mapping[str, str] = _checked(_table)
+
+
+@dataclass(frozen=True)
+class Reload:
+    """Have clawd read its configuration again: for root and clawd's own user, else `denied`. Answered by `Reloaded`."""
+
+    op = "reload"
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """With `errors` nothing changed."""
+
+    op = "reload"
+    generation: int = _checked(_number(1, 2**63 - 1))
+    changed: Sequence[str] = _checked(_list(_text(NAME_MAX)))
+    pending_restart: Sequence[str] = _checked(_list(_text(NAME_MAX)))
+    errors: Sequence[str] = _checked(_list(_text(ERROR_MAX)))
 
 
 @dataclass(frozen=True)
@@ -169,11 +223,25 @@ class Failure:
 
 
 Message = (
-    Hello | Welcome | CancelStream | StreamCancelled | Attach | Detach | Cancel | Ping | Pong | Connected | Failure
+    Hello
+    | Welcome
+    | CancelStream
+    | StreamCancelled
+    | Settings
+    | InEffect
+    | Reload
+    | Reloaded
+    | Attach
+    | Detach
+    | Cancel
+    | Ping
+    | Pong
+    | Connected
+    | Failure
 )
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, Settings, Reload)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
@@ -184,10 +252,10 @@ def encode(message: Message) -> bytes:
     return json.dumps({"op": message.op, **values}, separators=(",", ":")).encode()
 
 
-def decode(packet: bytes, allowed: tuple[type[M], ...]) -> M:
+def decode(packet: bytes, allowed: tuple[type[M], ...], longest: int = MESSAGE_MAX) -> M:
     """Parse and check one JSON message. Raises ProtocolError naming the first thing that is wrong."""
-    if len(packet) > MESSAGE_MAX:
-        raise ProtocolError(f"message of {len(packet)} bytes is longer than {MESSAGE_MAX}")
+    if len(packet) > longest:
+        raise ProtocolError(f"message of {len(packet)} bytes is longer than {longest}")
     try:
         values = json.loads(packet)
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ served, the call returns the reason, which belongs into the status.
 from __future__ import annotations
 
 import os
+import time
 
 
 def _notify(state: str) -> str | None:
@@ -30,6 +31,12 @@ def _line(text: str) -> str:
 def ready(status: str = "") -> str | None:
     """The sockets are open: whoever waited for clawd may go on. Returns why it could not be told, else None."""
     return _notify(f"READY=1\nSTATUS={_line(status)}")
+
+
+def reloading() -> str | None:
+    """The configuration is being read again. Followed by `ready`, whatever became of it."""
+    # sd_notify(3): systemd takes a READY=1 for the answer to its own signal by this time
+    return _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def stopping() -> str | None:

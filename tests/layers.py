@@ -11,10 +11,10 @@ Tree = Mapping[str, str]
 # A module may import those in rows above its own, never one of its own row. The longest name that fits counts.
 ROWS = (
     ("clawd.errors",),
-    ("clawd.units",),
+    ("clawd.units", "clawd.ini"),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
-    ("clawd.inbox", "clawd.session", "clawd.page"),
-    ("clawd.reading", "clawd.link", "clawd.stats"),
+    ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources"),
+    ("clawd.reading", "clawd.link", "clawd.stats", "clawd.manual"),
     ("clawd.selection",),
     ("clawd.producer", "clawd.consumer", "clawd.aconsumer"),
     ("clawd.server.memory", "clawd.server.instance"),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Config: every row has a good default, keeps its bounds, and complains in one line that names the value."""
+"""Config: every row has a good default, keeps its bounds, and complains in one line that names the value. Also the
+flags made of the rows.
+"""
 
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
@@ -7,15 +9,26 @@ from pathlib import Path
 import pytest
 
 from clawd import units
-from clawd.config import SETTINGS, SIZE, TIME, Config, configure, parse_arguments
+from clawd.config import SETTINGS, SIZE, TIME, Config
 from clawd.errors import ConfigError
+from clawd.sources import Sources, parse_arguments
 
 pytestmark = pytest.mark.plain
 
 
+@pytest.fixture(autouse=True)
+def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever this host has in /etc."""
+    monkeypatch.setattr("clawd.sources.DEFAULT_FILE", tmp_path / "clawd.conf")
+
+
+def config_of(*arguments: str) -> Config:
+    return parse_arguments(arguments).load().config
+
+
 def test_without_flags_every_setting_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLAWD_RUNTIME_DIR", raising=False)
-    assert parse_arguments([]) == Config()
+    assert config_of() == Config()
     assert Config() == Config(
         runtime_dir=Path("/run/clawd"),
         buffer_size=128 << 10,
@@ -26,13 +39,17 @@ def test_without_flags_every_setting_has_its_default(monkeypatch: pytest.MonkeyP
         max_producers=64,
         max_clients=1024,
         max_attachments=65536,
+        prefetch_window=3,
+        timeout=50 * 10**6,
+        tcp_fastopen=True,
+        keepalive=15 * 10**9,
     )
 
 
 def test_the_runtime_directory_comes_from_the_flag_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAWD_RUNTIME_DIR", "/somewhere")
-    assert parse_arguments([]).runtime_dir == Path("/somewhere")
-    assert parse_arguments(["--runtime-dir", "/else"]).runtime_dir == Path("/else")
+    assert config_of().runtime_dir == Path("/somewhere")
+    assert config_of("--runtime-dir", "/else").runtime_dir == Path("/else")
     monkeypatch.setenv("CLAWD_RUNTIME_DIR", "")
     assert Config().runtime_dir == Path("/run/clawd")
 
@@ -45,7 +62,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_every_field_is_one_row_with_help_and_a_flag() -> None:
     assert [row.key for row in SETTINGS] == [column.name for column in fields(Config)]
     assert [row.key for row in SETTINGS if not row.help or row.flag != f"--{row.key.replace('_', '-')}"] == []
-    assert {row.section for row in SETTINGS} == {"daemon", "stream"}
+    assert {row.section for row in SETTINGS} == {"daemon", "stream", "network"}
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.key)
@@ -83,27 +100,39 @@ def test_an_upper_bound_is_allowed_and_one_more_is_not(row) -> None:
         (["--buffer", "4k"], "unrecognized arguments: --buffer 4k"),
         (["now"], "unrecognized arguments: now"),
         (["--keep"], "argument --keep: expected one argument"),
+        (["--prefetch-window", "9"], '--prefetch-window: "9" is not allowed; it must be 1 to 8'),
+        (["--tcp-fastopen", "yes"], '--tcp-fastopen: "yes" is not a switch; write on or off'),
+        (["--config", ""], '--config: "" is not a path; give the path of a clawd.conf'),
         (
             ["--spool-bytes", "1M"],
-            'stream_bytes: "4M" is more than all streams have; it must be at most spool_bytes, 1M',
+            'stream_bytes "4M" (default) is more than spool_bytes "1M" (--spool-bytes); lower the first or raise the'
+            " second",
         ),
     ],
 )
 def test_a_bad_flag_gets_one_line_that_names_it_and_what_is_allowed(arguments: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_arguments(arguments)
+        config_of(*arguments)
     assert str(caught.value) == complaint
 
 
 def test_a_config_made_in_code_is_checked_too() -> None:
     with pytest.raises(ConfigError, match='buffer_size: "3000" is not allowed'):
         Config(buffer_size=3000)
+    with pytest.raises(ConfigError, match='stream_bytes "4M" is more than spool_bytes "1M"; '):
+        Config(spool_bytes=1 << 20)
 
 
-def test_a_complaint_names_where_the_value_was_written() -> None:
-    assert configure({"keep": ("2h", "clawd.conf:4")}).keep == 2 * 3600 * 10**9
-    with pytest.raises(ConfigError, match=r"^clawd.conf:4: "):
-        configure({"keep": ("soon", "clawd.conf:4")})
+def test_flags_become_sources_and_a_file_named_by_one_does_not_move_with_us(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_arguments(["--config", "a.conf", "--keep", "1s"]) == Sources(tmp_path / "a.conf", {"keep": "1s"})
+    assert parse_arguments([]) == Sources(None, {})
+
+
+def test_what_nothing_uses_yet_does_not_claim_otherwise() -> None:
+    unused = {"prefetch_window", "timeout", "tcp_fastopen", "keepalive"}
+    assert {row.key for row in SETTINGS if "in this version" in row.help} == unused
+    assert {row.key for row in SETTINGS if "nothing uses it yet" in row.detail} == unused
 
 
 def test_help_fits_eighty_columns_and_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,6 +130,11 @@ class CoreMachine(RuleBasedStateMachine):
                 self.rig.core.cancel(self.client, id)
                 return
 
+    @rule(stream_blocks=st.integers(2, 6))
+    def limit(self, stream_blocks: int) -> None:
+        """What may be evicted changes, and nothing else."""
+        self.rig.core.limit(stream_bytes=stream_blocks * 4096, keep_ns=10**12)
+
     @rule(grant=st.booleans())
     def ack(self, grant: bool) -> None:
         credits = {id: got.cost + 500 for id, got in self.readings.items()} if grant else {}

@@ -4,6 +4,7 @@
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def test_each_call_is_one_message(systemd: socket.socket) -> None:
+    before_us = time.monotonic_ns() // 1000
+    assert sd.reloading() is None
+    reloading, since = systemd.recv(4096).rstrip(b"\n").split(b"\n")
+    assert reloading == b"RELOADING=1"
+    assert before_us <= int(since.removeprefix(b"MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
     calls = [sd.ready("2 producers"), sd.status("a\nREADY=0"), sd.watchdog(), sd.stopping()]
     assert calls == [None] * 4
     got = [systemd.recv(4096).rstrip(b"\n") for _ in calls]

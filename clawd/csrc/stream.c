@@ -8,6 +8,10 @@
 
 #include "barrier.h"
 
+enum {
+	TRIM_BLOCKS = 64, /* let go of at once by a stream that holds more than it may since a limit was lowered */
+};
+
 static void *reserve_zeroed(uint64_t bytes)
 {
 	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -59,6 +63,21 @@ void claw_streams_deinit(struct claw_streams *streams)
 		munmap(streams->hash, ((uint64_t)streams->hash_mask + 1) * sizeof(uint32_t));
 	streams->table = NULL;
 	streams->hash = NULL;
+}
+
+int claw_streams_limit(struct claw_streams *streams, uint64_t keep_ns, uint64_t stream_bytes)
+{
+	if (stream_bytes < 2 * CLAW_BLOCK_BYTES || stream_bytes / CLAW_BLOCK_BYTES > UINT32_MAX)
+		return -EINVAL;
+	/* All by the same: both lists stay in the order of their deadlines */
+	uint64_t change_ns = keep_ns - streams->keep_ns;
+	for (uint32_t at = streams->ended.head; at != CLAW_NONE; at = streams->table[at].younger)
+		streams->table[at].deadline_ns += change_ns;
+	for (uint32_t at = streams->gone.head; at != CLAW_NONE; at = streams->table[at].younger)
+		streams->table[at].deadline_ns += change_ns;
+	streams->keep_ns = keep_ns;
+	streams->stream_blocks = (uint32_t)(stream_bytes / CLAW_BLOCK_BYTES);
+	return 0;
 }
 
 /* SipHash-1-3 (Aumasson, Bernstein): names come from peers, who must not be able to choose collisions. */
@@ -277,7 +296,7 @@ static uint32_t add_block(struct claw_streams *streams, uint32_t index)
 {
 	struct claw_stream *stream = &streams->table[index];
 	struct claw_spool *spool = streams->spool;
-	if (stream->block_count >= streams->stream_blocks) {
+	for (int i = 0; i < TRIM_BLOCKS && stream->block_count >= streams->stream_blocks; i++) {
 		/* The first block stays: it holds the OPEN that every reader starts with */
 		streams->evicted_blocks++;
 		free_block(streams, stream, spool->slots[stream->first_block].next);

@@ -60,6 +60,8 @@ struct claw_streams {
 
 int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool, uint32_t max, uint64_t keep_ns,
 		      uint64_t stream_bytes);
+/* Change both for all streams, those that ended before included. 0, or -EINVAL with nothing changed. */
+int claw_streams_limit(struct claw_streams *streams, uint64_t keep_ns, uint64_t stream_bytes);
 void claw_streams_deinit(struct claw_streams *streams);
 uint64_t claw_hash(const uint64_t key[2], const uint8_t *data, uint32_t len);
 uint32_t claw_stream_find(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len);

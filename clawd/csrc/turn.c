@@ -68,6 +68,17 @@ int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes)
 	return claw_spool_map(&core->spool, fd, bytes);
 }
 
+int claw_core_limit(struct claw_core *core, uint64_t stream_bytes, uint64_t keep_ns)
+{
+	int result = claw_streams_limit(&core->streams, keep_ns, stream_bytes);
+	if (result < 0)
+		return result;
+	core->limits.stream_bytes = stream_bytes;
+	core->limits.keep_ns = keep_ns;
+	core->pending = 1; /* the next turn finds what is over by now, and when the rest will be */
+	return 0;
+}
+
 int claw_core_watch(struct claw_core *core, int fd, uint32_t tag)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = tag };

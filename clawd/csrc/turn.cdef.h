@@ -66,6 +66,11 @@ struct claw_ring_row {
 struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd, int *ret_error);
 void claw_core_destroy(struct claw_core *core);
 int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes);
+/*
+ * Change these two while it runs. keep_ns counts for streams that ended before, too; a stream that holds more than
+ * stream_bytes lets go of it as it writes on. 0, or -EINVAL with nothing changed.
+ */
+int claw_core_limit(struct claw_core *core, uint64_t stream_bytes, uint64_t keep_ns);
 
 /* Watch a descriptor of Python's in claw_wait; tag > 0 comes back when it is readable. Level-triggered. */
 int claw_core_watch(struct claw_core *core, int fd, uint32_t tag);

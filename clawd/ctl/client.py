@@ -62,7 +62,7 @@ class Client:
         """The answer to one request. Raises Unreachable when none comes, ControlError for a refusal or nonsense."""
         try:
             self._socket.send(protocol.encode(request))
-            packet = self._socket.recv(protocol.MESSAGE_MAX + 1)
+            packet = self._socket.recv(protocol.ANSWER_MAX + 1)
         except TimeoutError as error:
             raise Unreachable(f"clawd did not answer within {TIMEOUT_S:.0f} s", "see its log") from error
         except OSError as error:
@@ -70,7 +70,7 @@ class Client:
         if not packet:
             raise Unreachable("clawd closed the connection", "see its log")
         try:
-            message: protocol.Message = protocol.decode(packet, (answer, protocol.Failure))
+            message: protocol.Message = protocol.decode(packet, (answer, protocol.Failure), protocol.ANSWER_MAX)
         except ProtocolError as error:
             raise ControlError("clawd's answer makes no sense", "is it of another version?") from error
         if isinstance(message, answer):

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from clawd import __version__
 from clawd.config import default_runtime_dir
 from clawd.core import guard
-from clawd.ctl import cancel, consumers, doctor, producers, render, status, streams, tail
+from clawd.ctl import cancel, config, consumers, doctor, producers, reload, render, status, streams, tail
 from clawd.errors import ClawdError
 from clawd.page import Unreachable
 
@@ -29,6 +29,8 @@ VERBS: dict[str, ModuleType] = {
     "consumers": consumers,
     "tail": tail,
     "cancel": cancel,
+    "config": config,
+    "reload": reload,
     "doctor": doctor,
 }
 VALUED = ("--runtime-dir",)

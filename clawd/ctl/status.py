@@ -6,18 +6,44 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from clawd import stats
+from clawd import protocol, stats
 from clawd.ctl import render
-from clawd.ctl.client import figures
+from clawd.ctl.client import Client, figures
+from clawd.errors import ControlError
+from clawd.page import Life
 
 HELP = "show whether clawd runs, what it carries and how fast"
-ABOUT = "Read from shared memory: clawd is not asked, so a busy or a stopped one can be looked at too."
+ABOUT = (
+    "Figures are read from shared memory: clawd is not asked, so a busy or a stopped one can be looked at too. Only for"
+    " what became of reloads is it asked, if it answers."
+)
 EXAMPLE = "clawctl status --json | jq .totals.tokens"
 
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
     with figures(options.runtime_dir) as (page, life):
-        return stats.status(page, life)
+        return {**stats.status(page, life), "config": _config(options) if life is Life.ANSWERING else None}
+
+
+def _config(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What became of reloads. The page does not have it, and the rest must not fail for it."""
+    try:
+        with Client(options.runtime_dir) as client:
+            answer = client.ask(protocol.Settings(), protocol.InEffect)
+    except ControlError:
+        return None
+    return {name: getattr(answer, name) for name in ("generation", "loaded_ns", "error", "pending_restart")}
+
+
+def _told(config: dict[str, Any] | None) -> str:
+    if config is None:
+        return render.ABSENT
+    parts = [f"generation {config['generation']}"]
+    if config["pending_restart"]:
+        parts.append(f"a restart is needed for {', '.join(config['pending_restart'])}")
+    if config["error"]:
+        parts.append(f"not reloaded: {render.cell(config['error'])}")
+    return "; ".join(parts)
 
 
 def show(value: dict[str, Any]) -> str:
@@ -30,6 +56,7 @@ def show(value: dict[str, Any]) -> str:
         f"streams    {totals['streams_live']} live, {totals['streams_ended']} ended,"
         f" {totals['streams_awaited']} awaited",
         f"spool      {used} in use",
+        f"config     {_told(value['config'])}",
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from clawd import __version__, log, sd
+from clawd import __version__, log, protocol, sd
 from clawd.config import Config, files_needed
 from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
@@ -23,6 +23,8 @@ from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
 from clawd.server.ring import close_left_behind
+from clawd.server.settings import Settings
+from clawd.sources import Configuration, Sources
 from clawd.units import format_bytes
 
 SPOOL_OBJECT_BYTES = 256 << 20
@@ -45,8 +47,9 @@ REFUSED = {
 }
 
 
-def serve(config: Config) -> int:
+def serve(configuration: Configuration, sources: Sources) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ClawdError when it cannot start."""
+    config = configuration.config
     with Instance(config.runtime_dir) as instance:
         raise_descriptor_limit(config)
         close_left_behind(instance.id)
@@ -63,7 +66,7 @@ def serve(config: Config) -> int:
         check_room(config.spool_bytes)
         with shown(instance.id, limits) as core:
             make_spool(core, instance.id, config.spool_bytes)
-            Loop(core, config, instance).run()
+            Loop(core, Settings(configuration, sources), instance).run()
     return 0
 
 
@@ -118,13 +121,14 @@ def make_spool(core: Core, instance: str, size: int) -> None:
 class Loop:
     """The one thread of the daemon."""
 
-    def __init__(self, core: Core, config: Config, instance: Instance) -> None:
+    def __init__(self, core: Core, settings: Settings, instance: Instance) -> None:
         self._core = core
+        self._settings = settings
         self._instance = instance
         self._stopping = False
         self._received = False
         self._epoch = secrets.randbits(63) | 1
-        self._registry = Registry(core, config, instance.id, self._epoch)
+        self._registry = Registry(core, settings.config, instance.id, self._epoch, self._answer)
         self._relay = Relay(core, self._registry.sessions)
 
     def run(self) -> None:
@@ -173,19 +177,44 @@ class Loop:
             else:
                 log.event("stream ended", logging.DEBUG, stream=name)
 
+    def _answer(self, request: protocol.Message) -> protocol.Message:
+        """To what the registry has found allowed."""
+        return self._reload() if isinstance(request, protocol.Reload) else self._settings.in_effect()
+
+    def _reload(self) -> protocol.Reloaded:
+        """Read the configuration again, and change what can be changed while running."""
+        sd.reloading()
+        outcome = self._settings.reload(self._apply)
+        sd.ready(self._settings.error or "")
+        return outcome
+
+    def _apply(self, config: Config) -> None:
+        self._core.limit(stream_bytes=config.stream_bytes, keep_ns=config.keep)
+        self._registry.config = config
+
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn SIGTERM and SIGINT into a flag and a readable descriptor, so that none falls before a sleep."""
+        """Turn signals into a readable descriptor, so that none falls before a sleep: SIGTERM and SIGINT stop, SIGHUP
+        reloads.
+        """
 
         def stop(_signal: int, _frame: object) -> None:
             self._stopping = True
+
+        def reload(_signal: int, _frame: object) -> None:
+            """Its number is in the descriptor."""
+
+        def woke() -> None:
+            if signal.SIGHUP in drain_signals(woken) and not self._stopping:
+                self._reload()
 
         wake, woken = socket.socketpair()
         wake.setblocking(False)
         woken.setblocking(False)
         earlier_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        self._registry.watch(woken.fileno(), lambda: drain_signals(woken))
+        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
+        earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._registry.watch(woken.fileno(), woke)
         try:
             yield
         finally:
@@ -213,6 +242,6 @@ class Loop:
         log.event("stopped")
 
 
-def drain_signals(woken: socket.socket) -> None:
-    """Empty the descriptor that signals make readable."""
-    woken.recv(64)
+def drain_signals(woken: socket.socket) -> bytes:
+    """Empty the descriptor that signals make readable: their numbers."""
+    return woken.recv(4096)

@@ -48,9 +48,19 @@ class Peer:
 class Registry:
     """Owns the control socket and every ring. `sessions` is what the relay believes."""
 
-    def __init__(self, core: Core, config: Config, instance: str, epoch: int) -> None:
+    def __init__(
+        self,
+        core: Core,
+        config: Config,
+        instance: str,
+        epoch: int,
+        reply: Callable[[protocol.Message], protocol.Message],
+    ) -> None:
+        """`reply` answers questions about settings."""
         self._core = core
-        self._config = config
+        self._reply = reply
+        self.config = config
+        """A reload puts another in its place."""
         self._instance = instance
         self._epoch = epoch
         self._next_tag = 1
@@ -116,7 +126,7 @@ class Registry:
             connection.setblocking(False)
             pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             peer = Peer(connection, pid, uid)
-            if len(self._peers) >= self._config.max_clients + self._config.max_producers:
+            if len(self._peers) >= self.config.max_clients + self.config.max_producers:
                 self._send(peer, protocol.Failure(code="limit", text="too many connections; try again later"))
                 connection.close()
                 continue
@@ -152,6 +162,9 @@ class Registry:
         if peer.role == "producer":
             raise ProtocolError("a producer sends nothing after hello")
         message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
+        if isinstance(message, protocol.Settings | protocol.Reload):
+            self._answer(peer, message)
+            return
         if isinstance(message, protocol.CancelStream):
             self._cancel_stream(peer, message)
             return
@@ -168,6 +181,14 @@ class Registry:
 
     def _send(self, peer: Peer, message: protocol.Message) -> None:
         self._send_packet(peer, protocol.encode(message))
+
+    def _answer(self, peer: Peer, request: protocol.Message) -> None:
+        if isinstance(request, protocol.Reload) and peer.uid not in (0, os.geteuid()):
+            log.warning("reload denied", pid=peer.pid, uid=peer.uid)
+            text = "only root and clawd's own user may reload the configuration"
+            self._send(peer, protocol.Failure(code="denied", text=text))
+            return
+        self._send(peer, self._reply(request))
 
     def _cancel_stream(self, peer: Peer, request: protocol.CancelStream) -> None:
         """The admin's door: root's and clawd's own user's, whoever reads the stream."""
@@ -198,10 +219,10 @@ class Registry:
         try:
             hello = read_hello(packet)
             peer.label = hello.name
-            if len(self.rings) >= self._config.max_producers:
-                raise refuse("limit", f"{self._config.max_producers} producers are attached already")
+            if len(self.rings) >= self.config.max_producers:
+                raise refuse("limit", f"{self.config.max_producers} producers are attached already")
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)
-            ring = make_ring(self._core, self._instance, self._epoch, hello.ring_bytes or self._config.buffer_size)
+            ring = make_ring(self._core, self._instance, self._epoch, hello.ring_bytes or self.config.buffer_size)
         except ClawdError as error:
             log.warning("producer refused", name=peer.label, pid=peer.pid, uid=peer.uid, error=error)
             self._send_packet(peer, answer(error))
