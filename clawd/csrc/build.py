@@ -21,6 +21,7 @@ NOUNS = (
     "guard",
     "drain",
     "hist",
+    "text",
     "spool",
     "stream",
     "outbox",

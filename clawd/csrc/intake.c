@@ -159,19 +159,24 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 		core->totals.discarded++;
 		return 0;
 	}
+	struct claw_stream *entry = &core->streams.table[stream];
 	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
+	/* Read in any case: the class of tokens to come must not depend on how full the spool was */
+	uint8_t *copy = payload ? payload : core->scratch;
+	int result = claw_drain_copy(&ring->drain, record, copy);
+	if (result < 0)
+		return result; /* not committed */
+	uint8_t klass = claw_text_class(&entry->text, copy, record->len);
 	if (!payload) {
 		claw_stream_drop(&core->streams, stream, 1);
 		return 0;
 	}
-	int result = claw_drain_copy(&ring->drain, record, payload);
-	if (result < 0)
-		return result; /* not committed */
-	int critical = core->streams.table[stream].row.tokens == 0 || record->flags & CLAW_URGENT;
+	if (entry->row.tokens == 0 || record->flags & CLAW_URGENT)
+		klass = CLAW_CRITICAL;
 	claw_stream_commit(&core->streams, stream, &(struct claw_spooled){
 		.len = (uint16_t)record->len,
 		.kind = CLAW_TOKEN,
-		.klass = critical ? CLAW_CRITICAL : CLAW_NORMAL,
+		.klass = klass,
 		.count = record->count,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
@@ -206,6 +211,7 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 		return -CLAW_BAD_COUNT;
 	if (stream == CLAW_DISCARD)
 		return 0;
+	core->streams.table[stream].text = (struct claw_text){ 0 }; /* what is missing there, nobody knows */
 	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
 	if (!payload) {
 		claw_stream_drop(&core->streams, stream, record->count);

@@ -324,6 +324,8 @@ void claw_stream_commit(struct claw_streams *streams, uint32_t index, const stru
 		stream->row.text_bytes += header->len;
 		if (header->klass == CLAW_CRITICAL)
 			stream->critical_until = stream->next_seq;
+		else if (header->klass == CLAW_HIGH)
+			stream->high_until = stream->next_seq;
 		if (!stream->row.first_written_ns)
 			stream->row.first_written_ns = header->written_ns;
 	} else if (header->kind == CLAW_GAP) {

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "spool.h"
+#include "text.h"
 
 #include "stream.cdef.h"
 
@@ -20,6 +21,8 @@ struct claw_stream {
 	uint64_t stream_id;
 	uint64_t next_seq;
 	uint64_t critical_until; /* sequence after the last CRITICAL token */
+	uint64_t high_until; /* and the last HIGH one */
+	struct claw_text text; /* as far as it was written */
 	uint64_t open_seq;
 	uint64_t ring_id;
 	uint32_t ring; /* index, CLAW_NONE once ended */

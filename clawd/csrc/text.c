@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "text.h"
+
+#include "frame.h"
+
+/* Kinds of characters */
+enum {
+	PLAIN, /* 0: letters, digits, all that is nothing else. Not an end if right after a point */
+	WIDE, /* likewise, but no part of a word or number */
+	SPACE,
+	CLOSER,
+	POINT,
+	MARK,
+	KINDS,
+};
+
+enum {
+	KIND = 0x07,
+	CONTINUATION = 0x08, /* of a character; by itself PLAIN */
+	MORE_SHIFT = 4, /* first of a character: how many follow; its kind is a guess */
+};
+
+#define SP SPACE
+#define CL CLOSER
+#define PT POINT
+#define MK MARK
+#define CO CONTINUATION
+#define L2 (PLAIN | 1 << MORE_SHIFT)
+#define W2 (WIDE | 1 << MORE_SHIFT)
+#define L3 (PLAIN | 2 << MORE_SHIFT)
+#define W3 (WIDE | 2 << MORE_SHIFT)
+#define W4 (WIDE | 3 << MORE_SHIFT)
+
+static const uint8_t byte_kinds[256] = {
+	/*        0   1   2   3   4   5   6   7   8   9   a   b   c   d   e   f */
+	/* 00 */  0,  0,  0,  0,  0,  0,  0,  0,  0, SP, SP, SP, SP, SP,  0,  0,
+	/* 10 */  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
+	/* 20 */ SP, MK, CL,  0,  0,  0,  0, CL,  0, CL, CL,  0,  0,  0, PT,  0,
+	/* 30 */  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0, MK,
+	/* 40 */  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
+	/* 50 */  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0, CL,  0,  0,
+	/* 60 */  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
+	/* 70 */  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0, CL,  0,  0,
+	/* 80 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
+	/* 90 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
+	/* a0 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
+	/* b0 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
+	/* c0 */  0,  0, W2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2,
+	/* d0 */ L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2,
+	/* e0 */ L3, L3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3,
+	/* f0 */ W4, W4, W4, W4, W4,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
+};
+
+/* The kind of a character that is not ASCII */
+static uint8_t kind_of(uint32_t point)
+{
+	switch (point) {
+	case 0x061f: case 0x06d4: /* ؟ ۔ */
+	case 0x0964: case 0x0965: /* । ॥ */
+	case 0x203c: case 0x203d: case 0x2047: case 0x2048: case 0x2049: /* ‼ ‽ ⁇ ⁈ ⁉ */
+	case 0x2025: case 0x2026: /* ‥ … */
+	case 0x3002: case 0xff61: /* 。 ｡ */
+	case 0xff01: case 0xff1f: /* ！ ？ */
+		return MARK;
+	case 0xff0e: /* ． */
+		return POINT;
+	case 0x0085: case 0x00a0: case 0x1680: case 0x2000 ... 0x200a: case 0x2028: case 0x2029: case 0x202f: case 0x205f:
+	case 0x3000:
+		return SPACE;
+	case 0x00ab: case 0x00bb: case 0x2018: case 0x2019: case 0x201c: case 0x201d: case 0x2039: case 0x203a: /* quotes */
+	case 0x3009: case 0x300b: case 0x300d: case 0x300f: case 0x3011: case 0x3015: case 0x3017: case 0x3019: case 0x301b:
+	case 0x301e: case 0x301f: /* 〞 〟 */
+	case 0xff02: case 0xff07: /* ＂ ＇ */
+	case 0xff09: case 0xff3d: case 0xff5d: case 0xff60: case 0xff63: /* ） ］ ｝ ｠ ｣ */
+		return CLOSER;
+	case 0xff10 ... 0xff19: case 0xff21 ... 0xff3a: case 0xff41 ... 0xff5a: /* full-width digits and Latin */
+	case 0xd800 ... 0xdfff: case 0xfffd: /* no character, or a sign for that */
+		return PLAIN;
+	default:
+		return point >= 0x2000 || point < 0xc0 ? WIDE : PLAIN;
+	}
+}
+
+/* What the text so far came to */
+enum {
+	WITHIN, /* 0: no sentence has ended */
+	DOT, /* a point: what follows tells */
+	DOTS, /* two */
+	ENDED, /* and what is right after may belong to it */
+	OVER, /* ended, and then white space */
+	AFTERS,
+};
+
+static const uint8_t next_after[AFTERS][KINDS] = {
+	[WITHIN] = { WITHIN, WITHIN, WITHIN, WITHIN, DOT, ENDED },
+	[DOT] = { WITHIN, WITHIN, OVER, ENDED, DOTS, ENDED },
+	[DOTS] = { WITHIN, WITHIN, OVER, ENDED, ENDED, ENDED },
+	[ENDED] = { WITHIN, WITHIN, OVER, ENDED, ENDED, ENDED },
+	[OVER] = { WITHIN, WITHIN, OVER, OVER, DOT, ENDED },
+};
+
+/* Kinds of a token's first character that make it HIGH */
+static const uint8_t high_kinds[AFTERS] = {
+	[WITHIN] = 0,
+	[DOT] = 1 << WIDE | 1 << SPACE | 1 << CLOSER,
+	[DOTS] = 1 << WIDE | 1 << SPACE | 1 << CLOSER,
+	[ENDED] = 1 << PLAIN | 1 << WIDE | 1 << SPACE | 1 << CLOSER,
+	[OVER] = (1 << KINDS) - 1,
+};
+
+/*
+ * May this byte be the next of the character in progress? As a second byte some may not: 80–9f after e0, 80–8f after f0,
+ * 90–bf after f4; that is seen by `point`. Surrogates, a0–bf after ed, are found out when whole, as by Python's decoder.
+ */
+static int goes_on(const struct claw_text *text, uint8_t byte)
+{
+	uint32_t point = text->point << 6 | (byte & 0x3f);
+	if (byte_kinds[byte] != CONTINUATION)
+		return 0;
+	if (text->more == 2)
+		return point >= 0x20;
+	if (text->more == 3)
+		return point >= 0x10 && point < 0x110;
+	return 1;
+}
+
+static void step(struct claw_text *text, uint8_t byte)
+{
+	uint8_t kind = byte_kinds[byte];
+	if (text->more && goes_on(text, byte)) {
+		text->point = text->point << 6 | (byte & 0x3f);
+		if (!--text->more)
+			*text = (struct claw_text){ .after = next_after[text->after][kind_of(text->point)] };
+		return;
+	}
+	uint8_t after = text->more ? (uint8_t)WITHIN : text->after; /* broken off: that counts as a letter */
+	uint8_t more = kind >> MORE_SHIFT;
+	if (more)
+		*text = (struct claw_text){
+			.point = byte & (0x3f >> more),
+			.after = after,
+			.more = more,
+			.likely = kind & KIND,
+		};
+	else
+		*text = (struct claw_text){ .after = next_after[after][kind & KIND] };
+}
+
+/* The kind of the character that is in progress, or else of the next; a guess when it is not whole yet */
+static uint8_t first_kind(struct claw_text text, const uint8_t *data, uint32_t len)
+{
+	uint32_t at = 0;
+	if (!text.more) {
+		if (!(byte_kinds[data[0]] >> MORE_SHIFT))
+			return byte_kinds[data[0]] & KIND;
+		step(&text, data[at++]);
+	}
+	for (; at < len; at++) {
+		if (!goes_on(&text, data[at]))
+			return PLAIN;
+		if (text.more == 1)
+			return kind_of(text.point << 6 | (data[at] & 0x3f));
+		step(&text, data[at]);
+	}
+	return text.likely;
+}
+
+/* The kind of what looks like a character of 1 + more bytes */
+static uint8_t whole_kind(const uint8_t *data, uint32_t more)
+{
+	static const uint32_t lowest[] = { 0, 0x80, 0x800, 0x10000 };
+	if (!more)
+		return byte_kinds[data[0]] & KIND;
+	uint32_t point = data[0] & (0x3f >> more);
+	for (uint32_t i = 1; i <= more; i++)
+		point = point << 6 | (data[i] & 0x3f);
+	return point < lowest[more] ? (uint8_t)PLAIN : kind_of(point);
+}
+
+/*
+ * Where to start, and with what, to have the same at the end of the data as from its beginning on: after the last whole
+ * character that leaves the same behind whatever was before it, which is any but SPACE, CLOSER and POINT. A first byte
+ * breaks off whatever was in progress, so the way back needs no more than it finds. Bytes that make no character but
+ * look like one are content as well: the same as PLAIN. Usually that is the last or last but one character.
+ */
+static uint32_t anchor(struct claw_text *text, const uint8_t *data, uint32_t len)
+{
+	uint32_t continued = 0; /* bytes of CONTINUATION at data + at */
+	for (uint32_t at = len; at--;) {
+		uint8_t kind = byte_kinds[data[at]];
+		if (kind == CONTINUATION) {
+			continued++;
+			continue;
+		}
+		uint32_t more = kind >> MORE_SHIFT;
+		if (continued >= more) {
+			kind = whole_kind(data + at, more);
+			if (kind <= WIDE || kind == MARK) {
+				*text = (struct claw_text){ .after = kind == MARK ? ENDED : WITHIN };
+				return at + 1 + more;
+			}
+		}
+		continued = 0;
+	}
+	return 0;
+}
+
+uint8_t claw_text_class(struct claw_text *text, const uint8_t *data, uint32_t len)
+{
+	if (!len)
+		return CLAW_NORMAL;
+	uint8_t klass = CLAW_NORMAL;
+	if (text->after && high_kinds[text->after] >> first_kind(*text, data, len) & 1)
+		klass = CLAW_HIGH;
+	if (byte_kinds[data[len - 1]] == PLAIN) {
+		*text = (struct claw_text){ .after = WITHIN };
+		return klass;
+	}
+	for (uint32_t at = anchor(text, data, len); at < len; at++)
+		step(text, data[at]);
+	return klass;
+}
