@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Iterable
 
 CRITICAL, HIGH, NORMAL = 0, 1, 2
 
@@ -61,10 +60,3 @@ class Classes:
             self._kinds = "" if found in "wW" else self._kinds + found
         self._kinds = SHORT.get(self.leaves, self._kinds)
         return klass
-
-
-def classes(tokens: Iterable[bytes]) -> list[int]:
-    """Of a stream's tokens, none of them urgent."""
-    text = Classes()
-    found = [text.take(token) for token in tokens]
-    return [CRITICAL, *found[1:]] if found else []
