@@ -160,27 +160,28 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 		return 0;
 	}
 	struct claw_stream *entry = &core->streams.table[stream];
-	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
+	struct claw_spooled *spooled = claw_stream_reserve(&core->streams, stream, record->len);
 	/* Read in any case: the class of tokens to come must not depend on how full the spool was */
-	uint8_t *copy = payload ? payload : core->scratch;
+	uint8_t *copy = spooled ? (uint8_t *)(spooled + 1) : core->scratch;
 	int result = claw_drain_copy(&ring->drain, record, copy);
 	if (result < 0)
 		return result; /* not committed */
 	uint8_t klass = claw_text_class(&entry->text, copy, record->len);
-	if (!payload) {
+	if (!spooled) {
 		claw_stream_drop(&core->streams, stream, 1);
 		return 0;
 	}
 	if (entry->row.tokens == 0 || record->flags & CLAW_URGENT)
 		klass = CLAW_CRITICAL;
-	claw_stream_commit(&core->streams, stream, &(struct claw_spooled){
+	*spooled = (struct claw_spooled){
 		.len = (uint16_t)record->len,
 		.kind = CLAW_TOKEN,
 		.klass = klass,
 		.count = record->count,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
-	});
+	};
+	claw_stream_commit(&core->streams, stream, spooled);
 	ring->tokens++;
 	core->totals.tokens++;
 	core->totals.text_bytes += record->len;
@@ -212,20 +213,21 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 	if (stream == CLAW_DISCARD)
 		return 0;
 	core->streams.table[stream].text = (struct claw_text){ 0 }; /* what is missing there, nobody knows */
-	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
-	if (!payload) {
+	struct claw_spooled *spooled = claw_stream_reserve(&core->streams, stream, record->len);
+	if (!spooled) {
 		claw_stream_drop(&core->streams, stream, record->count);
 		return 0;
 	}
-	memcpy(payload, core->scratch, record->len);
-	claw_stream_commit(&core->streams, stream, &(struct claw_spooled){
+	memcpy(spooled + 1, core->scratch, record->len);
+	*spooled = (struct claw_spooled){
 		.len = (uint16_t)record->len,
 		.kind = CLAW_GAP,
 		.klass = CLAW_NORMAL,
 		.count = record->count,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
-	});
+	};
+	claw_stream_commit(&core->streams, stream, spooled);
 	return 0;
 }
 

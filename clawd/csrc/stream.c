@@ -299,7 +299,7 @@ static uint32_t add_block(struct claw_streams *streams, uint32_t index)
 	return block;
 }
 
-uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len)
+struct claw_spooled *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len)
 {
 	struct claw_stream *stream = &streams->table[index];
 	uint32_t bytes = claw_spooled_bytes(len);
@@ -309,29 +309,26 @@ uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint3
 		if (block == CLAW_NONE)
 			return NULL;
 	}
-	return claw_spool_records(streams->spool, block) + streams->spool->slots[block].used + sizeof(struct claw_spooled);
+	return (struct claw_spooled *)(claw_spool_records(streams->spool, block) + streams->spool->slots[block].used);
 }
 
-void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header)
+void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *spooled)
 {
 	struct claw_stream *stream = &streams->table[index];
-	struct claw_spool *spool = streams->spool;
-	uint32_t block = stream->last_block;
-	memcpy(claw_spool_records(spool, block) + spool->slots[block].used, header, sizeof(*header));
-	if (header->kind == CLAW_TOKEN) {
+	if (spooled->kind == CLAW_TOKEN) {
 		stream->next_seq++;
 		stream->row.tokens++;
-		stream->row.text_bytes += header->len;
-		if (header->klass == CLAW_CRITICAL)
+		stream->row.text_bytes += spooled->len;
+		if (spooled->klass == CLAW_CRITICAL)
 			stream->critical_until = stream->next_seq;
-		else if (header->klass == CLAW_HIGH)
+		else if (spooled->klass == CLAW_HIGH)
 			stream->high_until = stream->next_seq;
 		if (!stream->row.first_written_ns)
-			stream->row.first_written_ns = header->written_ns;
-	} else if (header->kind == CLAW_GAP) {
-		stream->next_seq += header->count;
+			stream->row.first_written_ns = spooled->written_ns;
+	} else if (spooled->kind == CLAW_GAP) {
+		stream->next_seq += spooled->count;
 	}
-	claw_spool_commit(spool, block, claw_spooled_bytes(header->len), stream->next_seq);
+	claw_spool_commit(streams->spool, stream->last_block, claw_spooled_bytes(spooled->len), stream->next_seq);
 	claw_stream_mark(streams, index);
 }
 
@@ -359,19 +356,20 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	stream->open_seq = record->ring_seq;
 	stream->row.requested_ns = requested_ns;
 	stream->row.opened_ns = record->written_ns;
-	uint8_t *payload = claw_stream_reserve(streams, index, meta_len);
-	if (!payload)
+	struct claw_spooled *spooled = claw_stream_reserve(streams, index, meta_len);
+	if (!spooled)
 		return -ENOSPC;
 	stream->ring = stream->row.ring = ring;
 	set_state(streams, stream, CLAW_STREAM_LIVE);
-	memcpy(payload, meta, meta_len);
-	claw_stream_commit(streams, index, &(struct claw_spooled){
+	memcpy(spooled + 1, meta, meta_len);
+	*spooled = (struct claw_spooled){
 		.len = (uint16_t)meta_len,
 		.kind = CLAW_OPEN,
 		.klass = CLAW_NORMAL,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
-	});
+	};
+	claw_stream_commit(streams, index, spooled);
 	return 0;
 }
 
@@ -380,15 +378,16 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t
 {
 	struct claw_stream *stream = &streams->table[index];
 	/* Readers are told the reason kept here; the record is for a start after a crash, so a full spool is no failure. */
-	uint8_t *payload = claw_stream_reserve(streams, index, reason_len);
-	if (payload) {
-		memcpy(payload, reason, reason_len);
-		claw_stream_commit(streams, index, &(struct claw_spooled){
+	struct claw_spooled *spooled = claw_stream_reserve(streams, index, reason_len);
+	if (spooled) {
+		memcpy(spooled + 1, reason, reason_len);
+		*spooled = (struct claw_spooled){
 			.len = (uint16_t)reason_len,
 			.kind = CLAW_CLOSE,
 			.klass = CLAW_NORMAL,
 			.written_ns = now_ns,
-		});
+		};
+		claw_stream_commit(streams, index, spooled);
 	}
 	memcpy(stream->row.reason, reason, reason_len);
 	stream->row.reason_len = reason_len;

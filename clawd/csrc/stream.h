@@ -69,11 +69,12 @@ uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, ui
 int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring, uint64_t ring_id,
 		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len);
 /*
- * Where the payload of the next record goes, or NULL when neither a free block nor an evictable one is there. Follow by
- * claw_stream_commit. Sequence numbers move on in both cases: readers of what was not stored get a GAP.
+ * Where the next record goes, its payload after it, or NULL when neither a free block nor an evictable one is there.
+ * Fill both in there (a header that is copied from elsewhere stalls the copy on its bytes), then claw_stream_commit; or
+ * claw_stream_drop. Sequence numbers move on in both cases: readers of what was not stored get a GAP.
  */
-uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
-void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header);
+struct claw_spooled *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
+void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *spooled);
 void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count);
 void claw_stream_end(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
 		     uint64_t now_ns);

@@ -5,31 +5,36 @@
 
 /* Kinds of characters */
 enum {
-	PLAIN, /* 0: letters, digits, all that is nothing else. Not an end if right after a point */
+	PLAIN, /* letters, digits, all that is nothing else. Right after a point: the word or number goes on */
 	WIDE, /* likewise, but no part of a word or number */
 	SPACE,
 	CLOSER,
 	POINT,
 	MARK,
-	KINDS,
+	PART, /* of a character of several bytes */
+	MISSING, /* no byte at all */
 };
 
 enum {
 	KIND = 0x07,
-	CONTINUATION = 0x08, /* of a character; by itself PLAIN */
-	MORE_SHIFT = 4, /* first of a character: how many follow; its kind is a guess */
+	MORE_SHIFT = 4, /* first byte of a character: how many follow, at most 3 */
+	MORE = 3 << MORE_SHIFT,
+	SEEMS_WIDE = 0x40, /* most characters with this first byte are WIDE, else PLAIN */
+	CONTENT = 0x80, /* all characters with it are WIDE or PLAIN */
 };
 
 #define SP SPACE
 #define CL CLOSER
 #define PT POINT
 #define MK MARK
-#define CO CONTINUATION
-#define L2 (PLAIN | 1 << MORE_SHIFT)
-#define W2 (WIDE | 1 << MORE_SHIFT)
-#define L3 (PLAIN | 2 << MORE_SHIFT)
-#define W3 (WIDE | 2 << MORE_SHIFT)
-#define W4 (WIDE | 3 << MORE_SHIFT)
+#define CO PART
+#define l2 (PART | 1 << MORE_SHIFT)
+#define L2 (l2 | CONTENT)
+#define w2 (l2 | SEEMS_WIDE)
+#define l3 (PART | 2 << MORE_SHIFT)
+#define w3 (l3 | SEEMS_WIDE)
+#define W3 (w3 | CONTENT)
+#define W4 (PART | 3 << MORE_SHIFT | SEEMS_WIDE | CONTENT)
 
 static const uint8_t byte_kinds[256] = {
 	/*        0   1   2   3   4   5   6   7   8   9   a   b   c   d   e   f */
@@ -45,9 +50,9 @@ static const uint8_t byte_kinds[256] = {
 	/* 90 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
 	/* a0 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
 	/* b0 */ CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO, CO,
-	/* c0 */  0,  0, W2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2,
-	/* d0 */ L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2,
-	/* e0 */ L3, L3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3,
+	/* c0 */  0,  0, w2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2, L2,
+	/* d0 */ L2, L2, L2, L2, L2, L2, L2, L2, l2, L2, L2, l2, L2, L2, L2, L2,
+	/* e0 */ l3, l3, w3, w3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, W3, w3,
 	/* f0 */ W4, W4, W4, W4, W4,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,
 };
 
@@ -88,24 +93,26 @@ enum {
 	DOTS, /* two */
 	ENDED, /* and what is right after may belong to it */
 	OVER, /* ended, and then white space */
-	AFTERS,
+	UNKNOWN, /* not told by what was looked at: never kept */
 };
 
-static const uint8_t next_after[AFTERS][KINDS] = {
-	[WITHIN] = { WITHIN, WITHIN, WITHIN, WITHIN, DOT, ENDED },
-	[DOT] = { WITHIN, WITHIN, OVER, ENDED, DOTS, ENDED },
-	[DOTS] = { WITHIN, WITHIN, OVER, ENDED, ENDED, ENDED },
-	[ENDED] = { WITHIN, WITHIN, OVER, ENDED, ENDED, ENDED },
-	[OVER] = { WITHIN, WITHIN, OVER, OVER, DOT, ENDED },
+static const uint8_t next_after[][MISSING + 1] = {
+	/*             PLAIN   WIDE    SPACE    CLOSER   POINT    MARK   PART     MISSING */
+	[WITHIN] = {   WITHIN, WITHIN, WITHIN,  WITHIN,  DOT,     ENDED, UNKNOWN, WITHIN },
+	[DOT] = {      WITHIN, WITHIN, OVER,    ENDED,   DOTS,    ENDED, UNKNOWN, DOT },
+	[DOTS] = {     WITHIN, WITHIN, OVER,    ENDED,   ENDED,   ENDED, UNKNOWN, DOTS },
+	[ENDED] = {    WITHIN, WITHIN, OVER,    ENDED,   ENDED,   ENDED, UNKNOWN, ENDED },
+	[OVER] = {     WITHIN, WITHIN, OVER,    OVER,    DOT,     ENDED, UNKNOWN, OVER },
+	[UNKNOWN] = {  WITHIN, WITHIN, UNKNOWN, UNKNOWN, UNKNOWN, ENDED, UNKNOWN, UNKNOWN },
 };
 
-/* Kinds of a token's first character that make it HIGH */
-static const uint8_t high_kinds[AFTERS] = {
+/* Kinds of a token's first character that make it HIGH, as bits */
+static const uint8_t high_kinds[] = {
 	[WITHIN] = 0,
 	[DOT] = 1 << WIDE | 1 << SPACE | 1 << CLOSER,
 	[DOTS] = 1 << WIDE | 1 << SPACE | 1 << CLOSER,
 	[ENDED] = 1 << PLAIN | 1 << WIDE | 1 << SPACE | 1 << CLOSER,
-	[OVER] = (1 << KINDS) - 1,
+	[OVER] = 1 << PLAIN | 1 << WIDE | 1 << SPACE | 1 << CLOSER | 1 << POINT | 1 << MARK,
 };
 
 /*
@@ -115,7 +122,7 @@ static const uint8_t high_kinds[AFTERS] = {
 static int goes_on(const struct claw_text *text, uint8_t byte)
 {
 	uint32_t point = text->point << 6 | (byte & 0x3f);
-	if (byte_kinds[byte] != CONTINUATION)
+	if (byte_kinds[byte] != PART)
 		return 0;
 	if (text->more == 2)
 		return point >= 0x20;
@@ -134,16 +141,16 @@ static void step(struct claw_text *text, uint8_t byte)
 		return;
 	}
 	uint8_t after = text->more ? (uint8_t)WITHIN : text->after; /* broken off: that counts as a letter */
-	uint8_t more = kind >> MORE_SHIFT;
+	uint8_t more = (kind & MORE) >> MORE_SHIFT;
 	if (more)
 		*text = (struct claw_text){
 			.point = byte & (0x3f >> more),
 			.after = after,
 			.more = more,
-			.likely = kind & KIND,
+			.likely = kind & SEEMS_WIDE ? WIDE : PLAIN,
 		};
 	else
-		*text = (struct claw_text){ .after = next_after[after][kind & KIND] };
+		*text = (struct claw_text){ .after = kind == PART ? (uint8_t)WITHIN : next_after[after][kind] };
 }
 
 /* The kind of the character that is in progress, or else of the next; a guess when it is not whole yet */
@@ -151,8 +158,9 @@ static uint8_t first_kind(struct claw_text text, const uint8_t *data, uint32_t l
 {
 	uint32_t at = 0;
 	if (!text.more) {
-		if (!(byte_kinds[data[0]] >> MORE_SHIFT))
-			return byte_kinds[data[0]] & KIND;
+		uint8_t kind = byte_kinds[data[0]];
+		if (!(kind & MORE))
+			return kind == PART ? (uint8_t)PLAIN : kind;
 		step(&text, data[at++]);
 	}
 	for (; at < len; at++) {
@@ -165,12 +173,13 @@ static uint8_t first_kind(struct claw_text text, const uint8_t *data, uint32_t l
 	return text.likely;
 }
 
-/* The kind of what looks like a character of 1 + more bytes */
+/* The kind of what looks like a character of 1 + more bytes; of content, PLAIN will do */
 static uint8_t whole_kind(const uint8_t *data, uint32_t more)
 {
 	static const uint32_t lowest[] = { 0, 0x80, 0x800, 0x10000 };
-	if (!more)
-		return byte_kinds[data[0]] & KIND;
+	uint8_t kind = byte_kinds[data[0]];
+	if (!more || kind & CONTENT)
+		return more ? (uint8_t)PLAIN : kind;
 	uint32_t point = data[0] & (0x3f >> more);
 	for (uint32_t i = 1; i <= more; i++)
 		point = point << 6 | (data[i] & 0x3f);
@@ -185,18 +194,18 @@ static uint8_t whole_kind(const uint8_t *data, uint32_t more)
  */
 static uint32_t anchor(struct claw_text *text, const uint8_t *data, uint32_t len)
 {
-	uint32_t continued = 0; /* bytes of CONTINUATION at data + at */
+	uint32_t continued = 0; /* bytes right after data + at that are PART and no first ones */
 	for (uint32_t at = len; at--;) {
 		uint8_t kind = byte_kinds[data[at]];
-		if (kind == CONTINUATION) {
+		if (kind == PART) {
 			continued++;
 			continue;
 		}
-		uint32_t more = kind >> MORE_SHIFT;
+		uint32_t more = (kind & MORE) >> MORE_SHIFT;
 		if (continued >= more) {
-			kind = whole_kind(data + at, more);
-			if (kind <= WIDE || kind == MARK) {
-				*text = (struct claw_text){ .after = kind == MARK ? ENDED : WITHIN };
+			uint8_t after = next_after[UNKNOWN][whole_kind(data + at, more)];
+			if (after != UNKNOWN) {
+				*text = (struct claw_text){ .after = after };
 				return at + 1 + more;
 			}
 		}
@@ -205,18 +214,33 @@ static uint32_t anchor(struct claw_text *text, const uint8_t *data, uint32_t len
 	return 0;
 }
 
+static uint8_t take(struct claw_text *text, const uint8_t *data, uint32_t len)
+{
+	uint8_t klass = CLAW_NORMAL;
+	if (text->after && high_kinds[text->after] >> first_kind(*text, data, len) & 1)
+		klass = CLAW_HIGH;
+	for (uint32_t at = anchor(text, data, len); at < len; at++)
+		step(text, data[at]);
+	return klass;
+}
+
+/*
+ * The last three bytes tell what most tokens leave, and the first one the class; without a branch on what they are, as
+ * where the spaces and points are is hard to predict. What those do not tell, take() finds out.
+ */
 uint8_t claw_text_class(struct claw_text *text, const uint8_t *data, uint32_t len)
 {
 	if (!len)
 		return CLAW_NORMAL;
-	uint8_t klass = CLAW_NORMAL;
-	if (text->after && high_kinds[text->after] >> first_kind(*text, data, len) & 1)
-		klass = CLAW_HIGH;
-	if (byte_kinds[data[len - 1]] == PLAIN) {
-		*text = (struct claw_text){ .after = WITHIN };
-		return klass;
-	}
-	for (uint32_t at = anchor(text, data, len); at < len; at++)
-		step(text, data[at]);
+	uint8_t first = byte_kinds[data[0]] & KIND;
+	uint8_t last = byte_kinds[data[len - 1]] & KIND;
+	uint8_t second = len > 1 ? byte_kinds[data[len > 1 ? len - 2 : 0]] & KIND : MISSING;
+	uint8_t third = len > 2 ? byte_kinds[data[len > 2 ? len - 3 : 0]] & KIND : MISSING;
+	uint8_t after = len > 3 ? (uint8_t)UNKNOWN : text->after;
+	after = next_after[next_after[next_after[after][third]][second]][last];
+	if (after == UNKNOWN || text->more || (text->after && first == PART))
+		return take(text, data, len);
+	uint8_t klass = (uint8_t)(CLAW_NORMAL - (high_kinds[text->after] >> first & 1));
+	text->after = after;
 	return klass;
 }
