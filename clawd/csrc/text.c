@@ -86,34 +86,54 @@ static uint8_t kind_of(uint32_t point)
 	}
 }
 
-/* What the text so far came to */
+/* What the text so far came to; the values are where the moves below have their fields */
 enum {
-	WITHIN, /* 0: no sentence has ended */
-	DOT, /* a point: what follows tells */
-	DOTS, /* two */
-	ENDED, /* and what is right after may belong to it */
-	OVER, /* ended, and then white space */
-	UNKNOWN, /* not told by what was looked at: never kept */
+	FIELD = 6, /* bits */
+	WITHIN = 0, /* no sentence has ended */
+	DOT = FIELD, /* a point: what follows tells */
+	DOTS = 2 * FIELD, /* two */
+	ENDED = 3 * FIELD, /* and what is right after may belong to it */
+	OVER = 4 * FIELD, /* ended, and then white space */
+	UNKNOWN = 5 * FIELD, /* not told by what was looked at: never kept */
 };
 
-static const uint8_t next_after[][MISSING + 1] = {
-	/*             PLAIN   WIDE    SPACE    CLOSER   POINT    MARK   PART     MISSING */
-	[WITHIN] = {   WITHIN, WITHIN, WITHIN,  WITHIN,  DOT,     ENDED, UNKNOWN, WITHIN },
-	[DOT] = {      WITHIN, WITHIN, OVER,    ENDED,   DOTS,    ENDED, UNKNOWN, DOT },
-	[DOTS] = {     WITHIN, WITHIN, OVER,    ENDED,   ENDED,   ENDED, UNKNOWN, DOTS },
-	[ENDED] = {    WITHIN, WITHIN, OVER,    ENDED,   ENDED,   ENDED, UNKNOWN, ENDED },
-	[OVER] = {     WITHIN, WITHIN, OVER,    OVER,    DOT,     ENDED, UNKNOWN, OVER },
-	[UNKNOWN] = {  WITHIN, WITHIN, UNKNOWN, UNKNOWN, UNKNOWN, ENDED, UNKNOWN, UNKNOWN },
+#define MOVES(within, dot, dots, ended, over, unknown)                                                          \
+	((uint64_t)(within) << WITHIN | (uint64_t)(dot) << DOT | (uint64_t)(dots) << DOTS |                     \
+	 (uint64_t)(ended) << ENDED | (uint64_t)(over) << OVER | (uint64_t)(unknown) << UNKNOWN)
+
+/* What a character of each kind makes of it: in a register, so that a step is a shift and no load that waits for one */
+static const uint64_t moves[] = {
+	/* from:         WITHIN  DOT      DOTS     ENDED    OVER     UNKNOWN */
+	[PLAIN] = MOVES(WITHIN, WITHIN, WITHIN, WITHIN, WITHIN, WITHIN),
+	[WIDE] = MOVES(WITHIN, WITHIN, WITHIN, WITHIN, WITHIN, WITHIN),
+	[SPACE] = MOVES(WITHIN, OVER, OVER, OVER, OVER, UNKNOWN),
+	[CLOSER] = MOVES(WITHIN, ENDED, ENDED, ENDED, OVER, UNKNOWN),
+	[POINT] = MOVES(DOT, DOTS, ENDED, ENDED, DOT, UNKNOWN),
+	[MARK] = MOVES(ENDED, ENDED, ENDED, ENDED, ENDED, ENDED),
+	[PART] = MOVES(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN),
+	[MISSING] = MOVES(WITHIN, DOT, DOTS, ENDED, OVER, UNKNOWN),
 };
 
-/* Kinds of a token's first character that make it HIGH, as bits */
-static const uint8_t high_kinds[] = {
-	[WITHIN] = 0,
-	[DOT] = 1 << WIDE | 1 << SPACE | 1 << CLOSER,
-	[DOTS] = 1 << WIDE | 1 << SPACE | 1 << CLOSER,
-	[ENDED] = 1 << PLAIN | 1 << WIDE | 1 << SPACE | 1 << CLOSER,
-	[OVER] = 1 << PLAIN | 1 << WIDE | 1 << SPACE | 1 << CLOSER | 1 << POINT | 1 << MARK,
+/* Is a token HIGH that starts with this kind? */
+static const uint64_t highs[] = {
+	[PLAIN] = MOVES(0, 0, 0, 1, 1, 0),
+	[WIDE] = MOVES(0, 1, 1, 1, 1, 0),
+	[SPACE] = MOVES(0, 1, 1, 1, 1, 0),
+	[CLOSER] = MOVES(0, 1, 1, 1, 1, 0),
+	[POINT] = MOVES(0, 0, 0, 0, 1, 0),
+	[MARK] = MOVES(0, 0, 0, 0, 1, 0),
+	[PART] = 0,
 };
+
+static uint8_t next_after(uint8_t after, uint8_t kind)
+{
+	return moves[kind] >> after & ((1 << FIELD) - 1);
+}
+
+static uint8_t class_of(uint8_t after, uint8_t first)
+{
+	return (uint8_t)(CLAW_NORMAL - (highs[first] >> after & 1));
+}
 
 /*
  * May this byte be the next of the character in progress? As a second byte some may not: 80–9f after e0, 80–8f after f0,
@@ -137,7 +157,7 @@ static void step(struct claw_text *text, uint8_t byte)
 	if (text->more && goes_on(text, byte)) {
 		text->point = text->point << 6 | (byte & 0x3f);
 		if (!--text->more)
-			*text = (struct claw_text){ .after = next_after[text->after][kind_of(text->point)] };
+			*text = (struct claw_text){ .after = next_after(text->after, kind_of(text->point)) };
 		return;
 	}
 	uint8_t after = text->more ? (uint8_t)WITHIN : text->after; /* broken off: that counts as a letter */
@@ -150,7 +170,7 @@ static void step(struct claw_text *text, uint8_t byte)
 			.likely = kind & SEEMS_WIDE ? WIDE : PLAIN,
 		};
 	else
-		*text = (struct claw_text){ .after = kind == PART ? (uint8_t)WITHIN : next_after[after][kind] };
+		*text = (struct claw_text){ .after = kind == PART ? (uint8_t)WITHIN : next_after(after, kind) };
 }
 
 /* The kind of the character that is in progress, or else of the next; a guess when it is not whole yet */
@@ -203,7 +223,7 @@ static uint32_t anchor(struct claw_text *text, const uint8_t *data, uint32_t len
 		}
 		uint32_t more = (kind & MORE) >> MORE_SHIFT;
 		if (continued >= more) {
-			uint8_t after = next_after[UNKNOWN][whole_kind(data + at, more)];
+			uint8_t after = next_after(UNKNOWN, whole_kind(data + at, more));
 			if (after != UNKNOWN) {
 				*text = (struct claw_text){ .after = after };
 				return at + 1 + more;
@@ -214,11 +234,10 @@ static uint32_t anchor(struct claw_text *text, const uint8_t *data, uint32_t len
 	return 0;
 }
 
-static uint8_t take(struct claw_text *text, const uint8_t *data, uint32_t len)
+/* Out of line: it must not cost the usual way any registers */
+static __attribute__((noinline)) uint8_t take(struct claw_text *text, const uint8_t *data, uint32_t len)
 {
-	uint8_t klass = CLAW_NORMAL;
-	if (text->after && high_kinds[text->after] >> first_kind(*text, data, len) & 1)
-		klass = CLAW_HIGH;
+	uint8_t klass = text->after ? class_of(text->after, first_kind(*text, data, len)) : CLAW_NORMAL;
 	for (uint32_t at = anchor(text, data, len); at < len; at++)
 		step(text, data[at]);
 	return klass;
@@ -234,13 +253,13 @@ uint8_t claw_text_class(struct claw_text *text, const uint8_t *data, uint32_t le
 		return CLAW_NORMAL;
 	uint8_t first = byte_kinds[data[0]] & KIND;
 	uint8_t last = byte_kinds[data[len - 1]] & KIND;
-	uint8_t second = len > 1 ? byte_kinds[data[len > 1 ? len - 2 : 0]] & KIND : MISSING;
-	uint8_t third = len > 2 ? byte_kinds[data[len > 2 ? len - 3 : 0]] & KIND : MISSING;
+	uint8_t second = len > 1 ? byte_kinds[data[len - 2]] & KIND : MISSING;
+	uint8_t third = len > 2 ? byte_kinds[data[len - 3]] & KIND : MISSING;
 	uint8_t after = len > 3 ? (uint8_t)UNKNOWN : text->after;
-	after = next_after[next_after[next_after[after][third]][second]][last];
+	after = next_after(next_after(next_after(after, third), second), last);
 	if (after == UNKNOWN || text->more || (text->after && first == PART))
 		return take(text, data, len);
-	uint8_t klass = (uint8_t)(CLAW_NORMAL - (high_kinds[text->after] >> first & 1));
-	text->after = after;
+	uint8_t klass = class_of(text->after, first);
+	text->after = (uint8_t)after;
 	return klass;
 }
