@@ -244,7 +244,7 @@ static __attribute__((noinline)) uint8_t take(struct claw_text *text, const uint
 }
 
 /*
- * The last three bytes tell what most tokens leave, and the first one the class; without a branch on what they are, as
+ * The last four bytes tell what most tokens leave, and the first one the class; without a branch on what they are, as
  * where the spaces and points are is hard to predict. What those do not tell, take() finds out.
  */
 uint8_t claw_text_class(struct claw_text *text, const uint8_t *data, uint32_t len)
@@ -255,8 +255,9 @@ uint8_t claw_text_class(struct claw_text *text, const uint8_t *data, uint32_t le
 	uint8_t last = byte_kinds[data[len - 1]] & KIND;
 	uint8_t second = len > 1 ? byte_kinds[data[len - 2]] & KIND : MISSING;
 	uint8_t third = len > 2 ? byte_kinds[data[len - 3]] & KIND : MISSING;
-	uint8_t after = len > 3 ? (uint8_t)UNKNOWN : text->after;
-	after = next_after(next_after(next_after(after, third), second), last);
+	uint8_t fourth = len > 3 ? byte_kinds[data[len - 4]] & KIND : MISSING;
+	uint8_t after = len > 4 ? (uint8_t)UNKNOWN : text->after;
+	after = next_after(next_after(next_after(next_after(after, fourth), third), second), last);
 	if (after == UNKNOWN || text->more || (text->after && first == PART))
 		return take(text, data, len);
 	uint8_t klass = class_of(text->after, first);
