@@ -109,7 +109,7 @@ def test_streams_within_a_sentence_get_every_fourth_frame_while_others_end_their
     backlog(ring, BULK)
     seen: list[int] = []
     while len(seen) < 12:
-        backlog(ring, TALK, 50)  # more than goes out until the next round
+        backlog(ring, TALK, 75)  # more than goes out until the next round
         ring.write(TALK, b".")
         ring.write(TALK, b" Two")
         rig.turn()

@@ -7,7 +7,7 @@ own first character.
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
@@ -88,6 +88,8 @@ RAW = {
     "a broken character after a mark": ([b"Hi!", b"\xe3\x80", b"Next", b" word"], "NHHN"),
     "stray bytes": ([b"Hi!", b"\x82", b"\x82"], "NHN"),
     "overlong mark": ([b"Hi\xe0\x98\x9f", b"Next", b"\xf0\x83\x80\x82", b"Next"], "NNNN"),
+    "a part that cannot go on": ([b"Hi!", b"\xe0", b"\x80", b"\x80", b"!", b"\xf0", b"\x80", b"\x80"], "NHHNNHHN"),
+    "surrogate after a point": ([b"Hi.", b"\xed\xa0\x80"], "NN"),
     "surrogate": ([b"Hi!", b"\xed\xa0\x80", b"Next"], "NHN"),
     "not a byte of UTF-8": ([b"Hi!", b"\xff", b"\xc0\xaf", b"\xf8"], "NHNN"),
 }
@@ -171,6 +173,17 @@ def test_every_character_has_the_kind_that_unicode_says(before: str) -> None:
     for char in map(chr, points):
         tokens = [before.encode(), char.encode(), b"x", char.encode(), b"\xe4\xbd\xa0"]
         assert core(tokens) == reference(tokens), f"U+{ord(char):04X} after {before!r}"
+
+
+@pytest.mark.parametrize("before", [b"", b"a.", b"a..", b"a!", b"a! "])
+def test_every_token_of_up_to_six_bytes_leaves_what_its_bytes_leave_one_by_one(before: bytes) -> None:
+    """How many of its last bytes the core looks at, and where it falls back to all of them, shows nowhere."""
+    for length in range(7):
+        for chars in product(b"a.! ", repeat=length):
+            token = bytes(chars)
+            single = [token[i : i + 1] for i in range(length)]
+            assert core([before, token, b"x"])[2] == core([before, *single, b"x"])[-1], token
+            assert core([before, token, b"."])[2] == core([before, *single, b"."])[-1], token
 
 
 @settings(max_examples=1000, deadline=None, print_blob=True)
