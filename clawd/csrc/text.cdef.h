@@ -14,7 +14,7 @@
  *
  * What is looked through on the way to the next sentence: white space (Unicode's property, full-width and no-break
  * included) and closers, which are ) ] } and their full-width and East Asian kin ） ］ ｝ ｠ ｣ 〉 》 」 』 】 〕 〗 〙 〛, quotes
- * " ' ” ’ » › „-style “ ‘ « ‹ (which side closes differs by language), 〞 〟 ＂ ＇, and * (Markdown's emphasis).
+ * " ' ＂ ＇ “ ” ‘ ’ « » ‹ › 〞 〟 (which side closes differs by language), and * (Markdown's emphasis).
  *
  * HIGH are all tokens up to the one with the first character of the next sentence; all parts of that character, because
  * no reader sees half of one. Not HIGH is a token that starts with a mark or a point right after another (closers
