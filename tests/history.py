@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history checker: what producers put in against what each client got. Nothing may be lost, doubled, reordered,
-torn, or end otherwise than it did; a gap is told once and hides nothing that came.
+torn, of another class, or end otherwise than it did; a gap is told once and hides nothing that came.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from classes import CRITICAL, Classes
 from clawd.consumer import Gap, Reading
 
-CRITICAL, NORMAL = 0, 2
 COMPLAINTS_MAX = 20
 
 
@@ -77,6 +77,16 @@ class Got:
         return [event for event in self.events if isinstance(event, Gap)]
 
 
+def _class(text: Classes, seq: int, put: Put) -> int:
+    klass = text.take(put.data)
+    return CRITICAL if put.urgent or seq == 0 else klass
+
+
+def _classes(puts: list[Put]) -> list[int]:
+    text = Classes()
+    return [_class(text, seq, put) for seq, put in enumerate(puts)]
+
+
 class History:
     """Everything that went in and came out in one test. Any thread may add to it."""
 
@@ -101,8 +111,11 @@ class History:
 
     def complaints(self, *, gaps: bool = False) -> list[str]:
         """What is wrong, one line each. `gaps`: tokens may be missing if a gap says so."""
+        classes = {stream: _classes(written.puts) for stream, written in self.written.items()}
         return [
-            f'stream "{got.stream}", {got.client}: {what}' for got in self.readings for what in self._judge(got, gaps)
+            f'stream "{got.stream}", {got.client}: {what}'
+            for got in self.readings
+            for what in self._judge(got, classes.get(got.stream, []), gaps)
         ]
 
     def check(self, *, gaps: bool = False) -> None:
@@ -111,12 +124,13 @@ class History:
             more = f"\n… and {len(found) - COMPLAINTS_MAX} more" if len(found) > COMPLAINTS_MAX else ""
             raise AssertionError("\n".join(found[:COMPLAINTS_MAX]) + more)
 
-    def _judge(self, got: Got, gaps: bool) -> list[str]:
+    def _judge(self, got: Got, classes: list[int], gaps: bool) -> list[str]:
         written = self.written.get(got.stream)
         if written is None:
             return ["was read but never written"]
         found: list[str] = []
         due, over, whole = got.after + 1, False, got.after < 0
+        anew = None if whole or not gaps else Classes()  # a producer's gap: what was written there, clawd never saw
         for event in got.events:
             if over:
                 found.append(f"{event} came after the end")
@@ -125,11 +139,14 @@ class History:
                 if event.reason != written.end:
                     found.append(f'ended with "{event.reason}", not "{written.end}"')
             elif isinstance(event, Gap):
-                whole = False
+                whole, anew = False, Classes()
                 found += self._judge_gap(event, due, written, gaps)
                 due = max(due, event.last + 1)
             else:
-                found += self._judge_token(got.stream, event, due, written)
+                allowed = classes[event.seq : event.seq + 1]
+                if anew:
+                    allowed.append(_class(anew, event.seq, Put(event.data, CRITICAL in allowed)))
+                found += self._judge_token(got.stream, event, due, written, allowed)
                 due = max(due, event.seq + 1)
         if not over and written.end is not None:
             found.append(f'has no end; it ended with "{written.end}"')
@@ -154,7 +171,7 @@ class History:
             return [f"{span} covers what was never written"]
         return []
 
-    def _judge_token(self, stream: str, seen: Seen, due: int, written: Written) -> list[str]:
+    def _judge_token(self, stream: str, seen: Seen, due: int, written: Written, classes: list[int]) -> list[str]:
         found = []
         if seen.seq < due:
             found.append(f"seq {seen.seq} came again or late, {due} was due")
@@ -169,8 +186,8 @@ class History:
             )
         elif seen.count != put.count:
             found.append(f"seq {seen.seq} stands for {seen.count} tokens, not {put.count}")
-        elif seen.klass != (CRITICAL if put.urgent or seen.seq == 0 else NORMAL):
-            found.append(f"seq {seen.seq} has class {seen.klass}")
+        elif seen.klass not in classes:
+            found.append(f"seq {seen.seq} has class {seen.klass}, not {classes[0]}")
         return found
 
     def _origin(self, stream: str, data: bytes) -> str:

@@ -12,10 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from classes import CRITICAL, Classes
 from clawd.core import lib
 from rig import Rig, RingWriter
 
 NAMES = [f"stream-{number}".encode() for number in range(4)]
+WORDS = [b"One", b".", b" Two", b"!", b" ", b"3", b"\xe3\x80", b"\x82", b"\xe4\xbd\xa0"]
 
 
 @dataclass
@@ -24,7 +26,14 @@ class Written:
 
     handle: int
     tokens: list[bytes] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)
+    text: Classes = field(default_factory=Classes)
     end: bytes | None = None
+
+    def take(self, data: bytes, urgent: bool) -> None:
+        klass = self.text.take(data)
+        self.classes.append(CRITICAL if urgent or not self.tokens else klass)
+        self.tokens.append(data)
 
 
 @dataclass
@@ -80,7 +89,16 @@ class CoreMachine(RuleBasedStateMachine):
             return
         data = bytes((len(stream.tokens) + i) % 251 for i in range(size))
         self.ring.write(stream.handle, data, urgent=urgent)
-        stream.tokens.append(data)
+        stream.take(data, urgent)
+
+    @rule(name=st.sampled_from(NAMES), words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=6))
+    def say(self, name: bytes, words: list[bytes]) -> None:
+        stream = self.streams.get(name)
+        if stream is None or stream.end is not None or not self.has_room(64 * len(words)):
+            return
+        for word in words:
+            self.ring.write(stream.handle, word)
+            stream.take(word, False)
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 9))
     def fill(self, name: bytes, count: int) -> None:
@@ -151,6 +169,8 @@ class CoreMachine(RuleBasedStateMachine):
             if item.kind == lib.CLAW_TOKEN:
                 assert item.seq == got.expected
                 assert item.data == got.stream.tokens[item.seq]
+                # CRITICAL is a stream's first that was stored
+                assert item.klass in (CRITICAL, got.stream.classes[item.seq])
                 got.expected += 1
             elif item.kind == lib.CLAW_GAP:
                 assert item.seq == got.expected

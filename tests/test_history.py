@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[Callable[[Got], object], str]] = {
     ),
     "torn": (lambda got: got.events.__setitem__(1, seen(1, b"a")), "seq 1 is b'a' (torn or changed), not b'a1'"),
     "of another stream": (lambda got: got.events.__setitem__(1, seen(1, b"b1")), "(seq 1 of 'b'), not b'a1'"),
-    "of another class": (lambda got: got.events.__setitem__(1, seen(1, b"a1", klass=0)), "seq 1 has class 0"),
+    "of another class": (lambda got: got.events.__setitem__(1, seen(1, b"a1", klass=0)), "seq 1 has class 0, not 2"),
     "of another count": (lambda got: got.events.__setitem__(1, seen(1, b"a1", count=2)), "stands for 2 tokens, not 1"),
     "never written": (lambda got: got.events.insert(5, seen(5, b"a5")), "seq 5 was never written"),
     "with another end": (lambda got: got.events.__setitem__(5, End("length")), 'ended with "length", not "stop"'),
@@ -98,6 +98,31 @@ def test_the_checker_finds_a_gap(history: History, fault: str) -> None:
 def test_a_gap_that_tells_what_is_missing_is_accepted_where_gaps_may_be(history: History) -> None:
     history.readings[0].events[1:4] = [Gap(1, 2, "evicted"), Gap(3, 3, "evicted")]
     history.check(gaps=True)
+
+
+def test_the_checker_knows_which_tokens_follow_a_sentence(history: History) -> None:
+    texts = [b"Hi", b".", b" Next", b" word", b"!", b" Third"]
+    history.put("c", *texts)
+    history.end("c", "stop")
+    got = history.reading("c")
+    got.events = [*map(seen, range(6), texts, [0, 2, 1, 2, 2, 1]), End("stop")]
+    got.text = [text.decode() for text in texts]
+    history.check()
+    got.events[2] = seen(2, texts[2], klass=2)
+    with pytest.raises(AssertionError, match="seq 2 has class 2, not 1"):
+        history.check()
+
+
+def test_after_a_gap_a_class_may_be_that_of_a_text_that_starts_there(history: History) -> None:
+    history.put("c", b"Hi", b".", b" Next", b" word.")
+    history.end("c", "stop")
+    got = history.reading("c")
+    for klass in (1, 2):  # evicted after clawd saw it, or never seen by it
+        got.events = [seen(0, b"Hi"), Gap(1, 1, "x"), seen(2, b" Next", klass), seen(3, b" word."), End("stop")]
+        history.check(gaps=True)
+    got.events[3] = seen(3, b" word.", klass=1)
+    with pytest.raises(AssertionError, match="seq 3 has class 1, not 2"):
+        history.check(gaps=True)
 
 
 def test_a_reading_that_resumed_starts_after_its_position(history: History) -> None:

@@ -87,36 +87,37 @@ int claw_drain_begin(struct claw_drain *drain)
 	return 0;
 }
 
-/* volatile: the compiler must neither load a word twice nor look at the shared copy again after a check */
+/*
+ * volatile: the compiler must neither load a word twice nor look at the shared copy again after a check. Word by word to
+ * where it stays: a wider load of what was just stored in parts waits until all before it is done.
+ */
 static void copy_header(struct claw_record *dst, const uint8_t *src)
 {
 	const volatile uint64_t *from = (const volatile uint64_t *)src;
-	uint64_t words[sizeof(*dst) / sizeof(uint64_t)];
-	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-		words[i] = from[i];
-	memcpy(dst, words, sizeof(words));
+	for (size_t i = 0; i < sizeof(*dst) / sizeof(*from); i++) {
+		uint64_t word = from[i];
+		memcpy((uint8_t *)dst + i * sizeof(word), &word, sizeof(word));
+	}
 }
 
 int claw_drain_next(struct claw_drain *drain, struct claw_record *ret_record)
 {
 	if (drain->pos == drain->head)
 		return 0;
-	struct claw_record record;
-	copy_header(&record, drain->bytes + (drain->pos & (drain->ring_bytes - 1)));
+	copy_header(ret_record, drain->bytes + (drain->pos & (drain->ring_bytes - 1)));
 	if (is_faulted(drain))
 		return -CLAW_BAD_MEMORY;
-	if (record.len > drain->record_max || claw_record_bytes(record.len) > drain->head - drain->pos)
+	if (ret_record->len > drain->record_max || claw_record_bytes(ret_record->len) > drain->head - drain->pos)
 		return -CLAW_BAD_LEN;
 	/* A ring taken over from an earlier clawd starts wherever that one stopped */
-	if (record.ring_seq == 0 || (drain->next_seq && record.ring_seq != drain->next_seq))
+	if (ret_record->ring_seq == 0 || (drain->next_seq && ret_record->ring_seq != drain->next_seq))
 		return -CLAW_BAD_SEQ;
-	if (record.kind < CLAW_TOKEN || record.kind > CLAW_GAP)
+	if (ret_record->kind < CLAW_TOKEN || ret_record->kind > CLAW_GAP)
 		return -CLAW_BAD_KIND;
-	if (record.flags & ~CLAW_URGENT || record.reserved)
+	if (ret_record->flags & ~CLAW_URGENT || ret_record->reserved)
 		return -CLAW_BAD_FLAGS;
-	if (record.handle >= CLAW_HANDLE_COUNT)
+	if (ret_record->handle >= CLAW_HANDLE_COUNT)
 		return -CLAW_BAD_HANDLE;
-	*ret_record = record;
 	return 1;
 }
 

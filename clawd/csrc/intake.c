@@ -159,23 +159,29 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 		claw_count(&core->totals->discarded, 1);
 		return 0;
 	}
-	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
-	if (!payload) {
+	struct claw_stream *entry = &core->streams.table[stream];
+	struct claw_spooled *spooled = claw_stream_reserve(&core->streams, stream, record->len);
+	/* Read in any case: the class of tokens to come must not depend on how full the spool was */
+	uint8_t *copy = spooled ? (uint8_t *)(spooled + 1) : core->scratch;
+	int result = claw_drain_copy(&ring->drain, record, copy);
+	if (result < 0)
+		return result; /* not committed */
+	uint8_t klass = claw_text_class(&entry->text, copy, record->len);
+	if (!spooled) {
 		claw_stream_drop(&core->streams, stream, 1);
 		return 0;
 	}
-	int result = claw_drain_copy(&ring->drain, record, payload);
-	if (result < 0)
-		return result; /* not committed */
-	int critical = core->streams.table[stream].row.tokens == 0 || record->flags & CLAW_URGENT;
-	claw_stream_commit(&core->streams, stream, &(struct claw_spooled){
+	if (entry->row.tokens == 0 || record->flags & CLAW_URGENT)
+		klass = CLAW_CRITICAL;
+	*spooled = (struct claw_spooled){
 		.len = (uint16_t)record->len,
 		.kind = CLAW_TOKEN,
-		.klass = critical ? CLAW_CRITICAL : CLAW_NORMAL,
+		.klass = klass,
 		.count = record->count,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
-	});
+	};
+	claw_stream_commit(&core->streams, stream, spooled);
 	ring->tokens++;
 	claw_count(&core->totals->tokens, 1);
 	claw_count(&core->totals->text_bytes, record->len);
@@ -206,20 +212,22 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 		return -CLAW_BAD_COUNT;
 	if (stream == CLAW_DISCARD)
 		return 0;
-	uint8_t *payload = claw_stream_reserve(&core->streams, stream, record->len);
-	if (!payload) {
+	core->streams.table[stream].text = (struct claw_text){ 0 }; /* what is missing there, nobody knows */
+	struct claw_spooled *spooled = claw_stream_reserve(&core->streams, stream, record->len);
+	if (!spooled) {
 		claw_stream_drop(&core->streams, stream, record->count);
 		return 0;
 	}
-	memcpy(payload, core->scratch, record->len);
-	claw_stream_commit(&core->streams, stream, &(struct claw_spooled){
+	memcpy(spooled + 1, core->scratch, record->len);
+	*spooled = (struct claw_spooled){
 		.len = (uint16_t)record->len,
 		.kind = CLAW_GAP,
 		.klass = CLAW_NORMAL,
 		.count = record->count,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
-	});
+	};
+	claw_stream_commit(&core->streams, stream, spooled);
 	return 0;
 }
 

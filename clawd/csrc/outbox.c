@@ -78,7 +78,7 @@ uint32_t claw_connection_open(struct claw_outbox *outbox)
 		.unshown = connection->unshown,
 		.next_unshown = connection->next_unshown,
 		.attachments = CLAW_NONE,
-		.queue = { { CLAW_NONE, CLAW_NONE }, { CLAW_NONE, CLAW_NONE } },
+		.queue = { { CLAW_NONE, CLAW_NONE }, { CLAW_NONE, CLAW_NONE }, { CLAW_NONE, CLAW_NONE } },
 	};
 	if (!connection->id) /* generation 65,536 of entry 0: 0 means free */
 		connection->id = (++connection->generation << 16) | index;
@@ -178,7 +178,9 @@ void claw_attachment_queue(struct claw_outbox *outbox, uint32_t index)
 {
 	struct claw_attachment *attachment = &outbox->attachments[index];
 	const struct claw_stream *stream = &outbox->streams->table[attachment->stream];
-	uint8_t queue = attachment->next_seq < stream->critical_until ? 0 : 1;
+	uint8_t queue = attachment->next_seq < stream->critical_until ? CLAW_CRITICAL :
+			attachment->next_seq < stream->high_until ? CLAW_HIGH :
+			CLAW_NORMAL;
 	if (stream->state == CLAW_STREAM_AWAITED || attachment->queue == CLAW_QUEUE_DONE || attachment->queue <= queue)
 		return;
 	append(outbox, index, queue);

@@ -11,11 +11,14 @@
 #include "outbox.cdef.h"
 
 enum {
-	CLAW_QUEUES = 2, /* of a connection: CRITICAL first, then the rest */
+	CLAW_QUEUES = 3, /* of a connection, by the best class that an attachment has to get: CRITICAL, HIGH, NORMAL */
+	CLAW_OVERTAKES = 3, /* frames in a row that the NORMAL queue may wait through; in the next it is before HIGH */
 	CLAW_QUEUE_NONE = CLAW_QUEUES,
 	CLAW_QUEUE_AWAITING, /* its stream has not opened */
 	CLAW_QUEUE_DONE, /* CLOSE is in this turn's frames; freed by the next turn, when those are sent and accounted */
 };
+
+_Static_assert(CLAW_QUEUES == CLAW_NORMAL + 1, "a queue for each class");
 
 /* One client's reading of one stream */
 struct claw_attachment {
@@ -43,6 +46,7 @@ struct claw_connection {
 	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
 	uint8_t ready; /* is in the list of connections with something to send */
 	uint8_t blocked; /* its socket took no more */
+	uint8_t overtaken; /* frames in a row that its NORMAL queue waited through, at most CLAW_OVERTAKES */
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
 	uint32_t attachments; /* first in its list */
 	uint32_t attachment_count;

@@ -176,18 +176,30 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 	}
 }
 
+/* Which queue is next, CLAW_QUEUE_NONE when all are empty. HIGH is common, unlike CRITICAL: NORMAL gets its share. */
+static uint32_t next_queue(const struct claw_connection *connection)
+{
+	int waits = connection->queue[CLAW_NORMAL].head != CLAW_NONE;
+	if (connection->queue[CLAW_CRITICAL].head != CLAW_NONE)
+		return CLAW_CRITICAL;
+	if (connection->queue[CLAW_HIGH].head != CLAW_NONE && !(waits && connection->overtaken == CLAW_OVERTAKES))
+		return CLAW_HIGH;
+	return waits ? CLAW_NORMAL : CLAW_QUEUE_NONE;
+}
+
 /* One frame for one connection, from its queues in order. Returns its bytes, 0 = nothing to say. */
 static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *connection, uint8_t *out)
 {
 	uint32_t used = sizeof(struct claw_frame_header);
 	uint32_t segments = 0;
+	int passed = 1; /* over the NORMAL queue */
 	while (segments < UINT16_MAX) {
-		uint32_t queue = connection->queue[0].head != CLAW_NONE ? 0 : 1;
-		uint32_t index = connection->queue[queue].head;
-		if (index == CLAW_NONE)
+		uint32_t queue = next_queue(connection);
+		if (queue == CLAW_QUEUE_NONE)
 			break;
 		if (CLAW_FRAME_MAX - used < sizeof(struct claw_segment))
 			break;
+		uint32_t index = connection->queue[queue].head;
 		struct claw_attachment *attachment = &outbox->attachments[index];
 		struct claw_segment header = {
 			.attachment = attachment->id,
@@ -205,6 +217,8 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 			memcpy(out + used, &header, sizeof(header));
 			used += sizeof(header) + segment.used;
 			segments++;
+			if (queue == CLAW_NORMAL)
+				passed = 0;
 		}
 		if (result == FILL_END) {
 			claw_attachment_done(outbox, index);
@@ -221,6 +235,10 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 	}
 	if (!segments)
 		return 0;
+	if (!passed || connection->queue[CLAW_NORMAL].head == CLAW_NONE)
+		connection->overtaken = 0;
+	else if (connection->overtaken < CLAW_OVERTAKES)
+		connection->overtaken++;
 	struct claw_frame_header header = {
 		.kind = CLAW_FRAME_DATA,
 		.version = CLAW_FRAME_VERSION,
@@ -264,7 +282,7 @@ int claw_outbox_build(struct claw_outbox *outbox)
 			.len = len,
 		};
 		outbox->out_bytes += len;
-		if (connection->queue[0].head != CLAW_NONE || connection->queue[1].head != CLAW_NONE)
+		if (next_queue(connection) != CLAW_QUEUE_NONE)
 			claw_connection_ready(outbox, index);
 	}
 	return 0;

@@ -80,52 +80,6 @@ int claw_streams_limit(struct claw_streams *streams, uint64_t keep_ns, uint64_t 
 	return 0;
 }
 
-/* SipHash-1-3 (Aumasson, Bernstein): names come from peers, who must not be able to choose collisions. */
-#define ROTATE(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
-
-static void sip_round(uint64_t v[4])
-{
-	v[0] += v[1];
-	v[1] = ROTATE(v[1], 13) ^ v[0];
-	v[0] = ROTATE(v[0], 32);
-	v[2] += v[3];
-	v[3] = ROTATE(v[3], 16) ^ v[2];
-	v[0] += v[3];
-	v[3] = ROTATE(v[3], 21) ^ v[0];
-	v[2] += v[1];
-	v[1] = ROTATE(v[1], 17) ^ v[2];
-	v[2] = ROTATE(v[2], 32);
-}
-
-uint64_t claw_hash(const uint64_t key[2], const uint8_t *data, uint32_t len)
-{
-	uint64_t v[4] = {
-		key[0] ^ 0x736f6d6570736575, /* "somepseu" "dorandom" "lygenera" "tedbytes": the algorithm's constants */
-		key[1] ^ 0x646f72616e646f6d,
-		key[0] ^ 0x6c7967656e657261,
-		key[1] ^ 0x7465646279746573,
-	};
-	uint32_t at = 0;
-	for (; len - at >= 8; at += 8) {
-		uint64_t word;
-		memcpy(&word, data + at, 8);
-		v[3] ^= word;
-		sip_round(v);
-		v[0] ^= word;
-	}
-	uint64_t word = (uint64_t)len << 56;
-	for (uint32_t i = 0; at + i < len; i++)
-		word |= (uint64_t)data[at + i] << (8 * i);
-	v[3] ^= word;
-	sip_round(v);
-	v[0] ^= word;
-	v[2] ^= 0xff;
-	sip_round(v);
-	sip_round(v);
-	sip_round(v);
-	return v[0] ^ v[1] ^ v[2] ^ v[3];
-}
-
 /* The hash table holds index + 1, so that zeroed memory is an empty table. */
 static uint32_t *bucket_of(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len)
 {
@@ -334,7 +288,7 @@ static uint32_t add_block(struct claw_streams *streams, uint32_t index)
 	return block;
 }
 
-uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len)
+struct claw_spooled *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len)
 {
 	struct claw_stream *stream = &streams->table[index];
 	uint32_t bytes = claw_spooled_bytes(len);
@@ -344,27 +298,26 @@ uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint3
 		if (block == CLAW_NONE)
 			return NULL;
 	}
-	return claw_spool_records(streams->spool, block) + streams->spool->slots[block].used + sizeof(struct claw_spooled);
+	return (struct claw_spooled *)(claw_spool_records(streams->spool, block) + streams->spool->slots[block].used);
 }
 
-void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header)
+void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *spooled)
 {
 	struct claw_stream *stream = &streams->table[index];
-	struct claw_spool *spool = streams->spool;
-	uint32_t block = stream->last_block;
-	memcpy(claw_spool_records(spool, block) + spool->slots[block].used, header, sizeof(*header));
-	if (header->kind == CLAW_TOKEN) {
+	if (spooled->kind == CLAW_TOKEN) {
 		stream->next_seq++;
 		stream->row.tokens++;
-		stream->row.text_bytes += header->len;
-		if (header->klass == CLAW_CRITICAL)
+		stream->row.text_bytes += spooled->len;
+		if (spooled->klass == CLAW_CRITICAL)
 			stream->critical_until = stream->next_seq;
+		else if (spooled->klass == CLAW_HIGH)
+			stream->high_until = stream->next_seq;
 		if (!stream->row.first_written_ns)
-			stream->row.first_written_ns = header->written_ns;
-	} else if (header->kind == CLAW_GAP) {
-		stream->next_seq += header->count;
+			stream->row.first_written_ns = spooled->written_ns;
+	} else if (spooled->kind == CLAW_GAP) {
+		stream->next_seq += spooled->count;
 	}
-	claw_spool_commit(spool, block, claw_spooled_bytes(header->len), stream->next_seq);
+	claw_spool_commit(streams->spool, stream->last_block, claw_spooled_bytes(spooled->len), stream->next_seq);
 	claw_stream_mark(streams, index);
 }
 
@@ -393,19 +346,20 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	stream->open_seq = record->ring_seq;
 	stream->row.requested_ns = requested_ns;
 	stream->row.opened_ns = record->written_ns;
-	uint8_t *payload = claw_stream_reserve(streams, index, meta_len);
-	if (!payload)
+	struct claw_spooled *spooled = claw_stream_reserve(streams, index, meta_len);
+	if (!spooled)
 		return -ENOSPC;
 	stream->ring = stream->row.ring = ring;
 	set_state(streams, stream, CLAW_STREAM_LIVE);
-	memcpy(payload, meta, meta_len);
-	claw_stream_commit(streams, index, &(struct claw_spooled){
+	memcpy(spooled + 1, meta, meta_len);
+	*spooled = (struct claw_spooled){
 		.len = (uint16_t)meta_len,
 		.kind = CLAW_OPEN,
 		.klass = CLAW_NORMAL,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,
-	});
+	};
+	claw_stream_commit(streams, index, spooled);
 	return 0;
 }
 
@@ -414,16 +368,17 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring
 {
 	struct claw_stream *stream = &streams->table[index];
 	/* Readers are told the reason kept here; the record is for a start after a crash, so a full spool is no failure. */
-	uint8_t *payload = claw_stream_reserve(streams, index, reason_len);
-	if (payload) {
-		memcpy(payload, reason, reason_len);
-		claw_stream_commit(streams, index, &(struct claw_spooled){
+	struct claw_spooled *spooled = claw_stream_reserve(streams, index, reason_len);
+	if (spooled) {
+		memcpy(spooled + 1, reason, reason_len);
+		*spooled = (struct claw_spooled){
 			.len = (uint16_t)reason_len,
 			.kind = CLAW_CLOSE,
 			.klass = CLAW_NORMAL,
 			.ring_seq = ring_seq,
 			.written_ns = now_ns,
-		});
+		};
+		claw_stream_commit(streams, index, spooled);
 	}
 	memcpy(stream->row.reason, reason, reason_len);
 	stream->row.reason_len = reason_len;

@@ -6,7 +6,9 @@
 #include <stdint.h>
 
 #include "page.h"
+#include "hash.h"
 #include "spool.h"
+#include "text.h"
 
 #include "stream.cdef.h"
 
@@ -21,6 +23,8 @@ struct claw_stream {
 	uint64_t stream_id;
 	uint64_t next_seq;
 	uint64_t critical_until; /* sequence after the last CRITICAL token */
+	uint64_t high_until; /* and the last HIGH one */
+	struct claw_text text; /* as far as it was written */
 	uint64_t open_seq;
 	uint64_t ring_id;
 	uint32_t ring; /* index, CLAW_NONE once ended */
@@ -63,7 +67,6 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 /* Change both for all streams, those that ended before included. 0, or -EINVAL with nothing changed. */
 int claw_streams_limit(struct claw_streams *streams, uint64_t keep_ns, uint64_t stream_bytes);
 void claw_streams_deinit(struct claw_streams *streams);
-uint64_t claw_hash(const uint64_t key[2], const uint8_t *data, uint32_t len);
 uint32_t claw_stream_find(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
 /* A new stream in AWAITED. Forgets the oldest GONE or ENDED one to make room; CLAW_NONE when all are in use. */
 uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
@@ -71,11 +74,12 @@ uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, ui
 int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring, uint64_t ring_id,
 		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len);
 /*
- * Where the payload of the next record goes, or NULL when neither a free block nor an evictable one is there. Follow by
- * claw_stream_commit. Sequence numbers move on in both cases: readers of what was not stored get a GAP.
+ * Where the next record goes, its payload after it, or NULL when neither a free block nor an evictable one is there.
+ * Fill both in there (a header that is copied from elsewhere stalls the copy on its bytes), then claw_stream_commit; or
+ * claw_stream_drop. Sequence numbers move on in both cases: readers of what was not stored get a GAP.
  */
-uint8_t *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
-void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *header);
+struct claw_spooled *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
+void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *spooled);
 void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count);
 /* ring_seq: of the producer's CLOSE, 0 when it is clawd that ends the stream. */
 void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring_seq, const uint8_t *reason,

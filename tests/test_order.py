@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes first where more waits than fits: CRITICAL before HIGH before NORMAL, and no class waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from clawd.core import lib
+from rig import Item, Rig, RingWriter, parse
+
+BULK, TALK, URGENT = 1, 2, 3
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig({"spool_bytes": 1 << 22, "stream_bytes": 1 << 20}) as rig:
+        yield rig
+
+
+@pytest.fixture
+def client(rig: Rig) -> int:
+    return rig.core.connect()
+
+
+@pytest.fixture
+def ring(rig: Rig, client: int) -> RingWriter:
+    """Streams whose first tokens are read already; handles and attachments are the constants above."""
+    ring = rig.ring(1 << 18)
+    for handle, name in ((BULK, b"bulk"), (TALK, b"talk"), (URGENT, b"urgent")):
+        ring.open(handle, name)
+        ring.write(handle, b"One")
+        rig.turn()
+        assert rig.core.attach(client, handle, name, credit=1 << 30) == 0
+    rig.turns()
+    return ring
+
+
+def backlog(ring: RingWriter, handle: int, tokens: int = 60) -> None:
+    for _ in range(tokens):
+        ring.write(handle, bytes(900))
+
+
+def first(items: list[Item]) -> list[int]:
+    """Attachments in the order of their first items."""
+    return list(dict.fromkeys(item.attachment for item in items))
+
+
+def leaders(rig: Rig) -> list[int]:
+    """Whose records the frames of the last turn start with."""
+    return [parse(frame)[0].attachment for frame in rig.frames]
+
+
+def test_the_token_after_a_sentence_goes_before_the_backlog_of_other_streams(rig: Rig, ring: RingWriter) -> None:
+    ring.write(TALK, b".")
+    rig.turns()
+    backlog(ring, BULK)
+    ring.write(TALK, b" Two")
+    ring.write(TALK, b" words")
+    items = rig.turns()
+    assert [(item.attachment, item.data, item.klass) for item in items[:3]] == [
+        (TALK, b" Two", lib.CLAW_HIGH),
+        (TALK, b" words", lib.CLAW_NORMAL),
+        (BULK, bytes(900), lib.CLAW_NORMAL),
+    ]
+    assert len(items) == 62
+
+
+def test_a_token_within_a_sentence_waits_its_turn(rig: Rig, ring: RingWriter) -> None:
+    backlog(ring, BULK)
+    ring.write(TALK, b" and")
+    assert first(rig.turns()) == [BULK, TALK]
+
+
+def test_critical_goes_before_high_and_high_before_normal_whatever_came_first(rig: Rig, ring: RingWriter) -> None:
+    ring.write(TALK, b".")
+    rig.turns()
+    backlog(ring, BULK)
+    ring.write(TALK, b" Two")
+    ring.write(URGENT, b"now", urgent=True)
+    assert first(rig.turns()) == [URGENT, TALK, BULK]
+
+
+def test_an_attachment_that_waits_moves_up_when_a_sentence_ends(rig: Rig, ring: RingWriter, client: int) -> None:
+    rig.core.block(client, True)
+    backlog(ring, BULK)
+    ring.write(TALK, b" end.")
+    rig.turn()
+    ring.write(TALK, b" Two")
+    rig.turn()
+    rig.core.block(client, False)
+    items = rig.turns()
+    assert [item.data for item in items[:2]] == [b" end.", b" Two"]
+
+
+def test_what_follows_the_high_token_has_no_more_of_its_place(rig: Rig, ring: RingWriter) -> None:
+    """A long sentence after the short one takes turns with the others again, frame by frame."""
+    ring.write(TALK, b".")
+    rig.turns()
+    backlog(ring, BULK)
+    ring.write(TALK, b" Two")
+    backlog(ring, TALK)
+    rig.turn()
+    assert leaders(rig)[:3] == [TALK, BULK, TALK]
+
+
+def test_streams_within_a_sentence_get_every_fourth_frame_while_others_end_theirs(rig: Rig, ring: RingWriter) -> None:
+    backlog(ring, BULK)
+    seen: list[int] = []
+    while len(seen) < 12:
+        backlog(ring, TALK, 75)  # more than goes out until the next round
+        ring.write(TALK, b".")
+        ring.write(TALK, b" Two")
+        rig.turn()
+        seen += leaders(rig)
+        for number, total in rig.charged.items():
+            rig.ack(number, total)
+    assert seen[:12] == [TALK, TALK, TALK, BULK] * 3
