@@ -6,6 +6,7 @@ and engines that lie or die in any call, beside whom others complete.
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -152,6 +153,36 @@ def test_without_a_daemon_an_engine_says_so_in_one_line(engine: Path, tmp_path: 
     done = subprocess.run([engine, tmp_path, "x", "1", "1", "0"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith(": cannot attach: no clawd serves this directory\n")
+
+
+# --- what README shows
+
+README = (HERE.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("build_name", ["c11", "clang c11", "c++17", "clang c++17"])
+def test_the_example_in_the_readme_is_an_engine(
+    daemon: Daemon, history: History, tmp_path: Path, build_name: str
+) -> None:
+    [example] = re.findall(r"```c\n(.*?)```", README, re.DOTALL)
+    compiler, standard, *_ = BUILDS[build_name]
+    source = tmp_path / f"readme{'.cpp' if '++' in compiler else '.c'}"
+    source.write_text(example)
+    engine = built(tmp_path, source, compiler, standard)
+    history.put("chatcmpl-2", b"Hel", b"lo, ", b"\xe4\xbd", b"\xa0")
+    history.end("chatcmpl-2", "stop")
+    with Consumer(daemon.runtime_dir) as consumer:
+        reading = consumer.attach("chatcmpl-2")
+        subprocess.run([engine, daemon.runtime_dir], check=True)
+        got = history.reading("chatcmpl-2").follow(reading)
+    history.check()
+    assert "".join(got.text) == "Hello, 你"
+
+
+def test_the_header_serves_from_a_clone_as_the_readme_says(tmp_path: Path) -> None:
+    assert " -Iclawd/csrc " in README
+    engine = HERE / "engines" / "engine.c"
+    subprocess.run(["gcc", "-std=c11", "-Iclawd/csrc", engine, "-o", tmp_path / "engine"], cwd=HERE.parent, check=True)
 
 
 # --- engines that lie, engines that die
