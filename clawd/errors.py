@@ -66,6 +66,15 @@ class ProtocolError(ClawdError):
     """A peer sent something that no message allows."""
 
 
+class VersionMismatch(ProtocolError):
+    """A peer speaks version `theirs` of the protocol, this side `ours`."""
+
+    def __init__(self, theirs: int, ours: int) -> None:
+        super().__init__(f"version {theirs} is not spoken here, {ours} is", "upgrade the older one")
+        self.theirs = theirs
+        self.ours = ours
+
+
 class ProducerError(ClawdError):
     """A producer's call cannot be carried out."""
 

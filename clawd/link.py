@@ -16,14 +16,14 @@ from typing import Any
 
 from clawd import protocol
 from clawd.core import ffi, lib
-from clawd.errors import AttachError, ClawdError, ControlError, ProtocolError, ReadingClosed
+from clawd.errors import AttachError, ClawdError, ControlError, ProtocolError, ReadingClosed, VersionMismatch
 from clawd.inbox import ITEM, Inbox
-from clawd.session import Session, Watcher, check_version
+from clawd.session import Session, Watcher, other_version
 
 try:
     import zmq
 except ImportError as missing:
-    raise ClawdError("reading tokens needs pyzmq", "pip install clawd[consumer]") from missing
+    raise ClawdError("reading tokens needs pyzmq", "pip install 'clawd[consumer]'") from missing
 
 __all__ = ["Link"]
 
@@ -304,6 +304,9 @@ class Link:
     def _answer(self, packet: bytes) -> None:
         try:
             message = protocol.decode(packet, (protocol.Connected, protocol.Failure, protocol.Pong))
+        except VersionMismatch as error:
+            self._end(other_version(error))
+            return
         except ProtocolError as error:
             self._fail_all(error)
             return
@@ -318,11 +321,6 @@ class Link:
                 self._finish(inbox, AttachError(f'cannot read "{inbox.stream}": {text}', message.code))
 
     def _connected(self, message: protocol.Connected) -> None:
-        try:
-            check_version(message.version)
-        except ControlError as error:
-            self._end(error)
-            return
         self._connection = message.connection
         self._acked = self._acked_sent = 0
         # A restarted daemon answers only after the old one's control connection broke: do not show it that session

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_int64, c_uint64, create_string_buffer
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from clawd.core import ffi, held, lib
 from clawd.errors import (
@@ -29,7 +29,7 @@ from clawd.errors import (
     StreamRefused,
 )
 
-__all__ = ["Producer", "Stream"]
+__all__ = ["Hints", "Producer", "Stream"]
 
 CLOSE_BLOCK = 5.0
 """Seconds that closing a stream waits for room unless told otherwise."""
@@ -42,6 +42,8 @@ _write_many = held.claw_py_write_many
 _stopped = held.claw_py_stopped
 _close_stream = held.claw_py_close_stream
 _state = held.claw_py_state
+_hints = held.claw_py_hints
+_poll_fd = held.claw_py_poll_fd
 _text_cut = held.claw_py_text_cut
 _open = held.claw_py_open
 _open.argtypes = [c_char_p, c_char_p, c_int, c_char_p, c_int, c_uint64, c_char_p]
@@ -106,6 +108,14 @@ def _deadline(block: float | None) -> float | None:
     if not block >= 0:
         raise ValueError(f"block must be at least 0 seconds, not {block}")
     return monotonic() + min(block, threading.TIMEOUT_MAX)
+
+
+class Hints(NamedTuple):
+    """What clawd would like the engine to do."""
+
+    target_rate: int  # tokens a stream should make in 1,000 s; 0 = no wish
+    degrade: int  # 0 none … 3 most: make answers cheaper, as the engine can
+    reason: int  # a number for the log; 0 = none given
 
 
 class Stream:
@@ -403,6 +413,29 @@ class Producer:
         if refusal:
             raise refusal
         return written
+
+    @property
+    def hints(self) -> Hints | None:
+        """What clawd would like the engine to do, for a look once a step; None = nothing.
+
+        clawd does not set hints yet: always None for now. Raises StreamClosed, ForkedError.
+        """
+        raw = create_string_buffer(lib.CLAW_PY_HINT_BYTES)
+        result = _hints(self._ref, raw)
+        if result < 0 and result != -errno.EAGAIN:  # that one: it changed at every look, so there is none to tell
+            raise self._failure(result)
+        hints = Hints(*struct.unpack("=III", raw.raw))
+        return hints if any(hints) else None
+
+    def fileno(self) -> int:
+        """A descriptor for select, poll or asyncio: readable once clawd is gone or has let go of the ring.
+
+        Read nothing from it. Cancels do not show there: look at `Stream.cancelled`. Raises StreamClosed, ForkedError.
+        """
+        result: int = _poll_fd(self._ref)
+        if result < 0:
+            raise self._failure(result)
+        return result
 
     def close(self) -> None:
         """Give the ring back. Streams still open end as `producer_lost`. Any number of times; harmless after a fork."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from clawd.errors import ProtocolError
+from clawd.errors import ProtocolError, VersionMismatch
 
 VERSION = 1
 MESSAGE_MAX = 4096
@@ -253,7 +253,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(packet: bytes, allowed: tuple[type[M], ...], longest: int = MESSAGE_MAX) -> M:
-    """Parse and check one JSON message. Raises ProtocolError naming the first thing that is wrong."""
+    """Parse and check one JSON message. Raises ProtocolError naming the first thing that is wrong, VersionMismatch when
+    the message says that its sender has another version: then nothing else of it is looked at.
+    """
     if len(packet) > longest:
         raise ProtocolError(f"message of {len(packet)} bytes is longer than {longest}")
     try:
@@ -267,6 +269,9 @@ def decode(packet: bytes, allowed: tuple[type[M], ...], longest: int = MESSAGE_M
     if kind is None:
         raise ProtocolError(f"no such operation here: {str(op)[:40]!r}")
     rows = {row.name: row for row in fields(kind)}
+    theirs = values.get("version") if "version" in rows else VERSION
+    if type(theirs) is int and theirs != VERSION:
+        raise VersionMismatch(theirs, VERSION)
     for name in values:
         if name not in rows:
             raise ProtocolError(f'"{op}" has no field {name[:40]!r}')

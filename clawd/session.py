@@ -14,18 +14,17 @@ import time
 from typing import Protocol
 
 from clawd import protocol
-from clawd.errors import ControlError, ProtocolError
+from clawd.errors import ControlError, ProtocolError, VersionMismatch
 
-__all__ = ["Session", "Watcher", "check_version"]
+__all__ = ["Session", "Watcher", "other_version"]
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.01, 0.5
 _FINAL = ("bad_request", "denied")  # answers to hello that will not change by asking again
 
 
-def check_version(version: int) -> None:
-    """Raise ControlError unless clawd's `version` is ours."""
-    if version != protocol.VERSION:
-        raise ControlError(f"clawd speaks version {version}, this client {protocol.VERSION}", "upgrade the older one")
+def other_version(error: VersionMismatch) -> ControlError:
+    """What a client raises when clawd speaks another version."""
+    return ControlError(f"clawd speaks version {error.theirs}, this client {error.ours}", "upgrade the older one")
 
 
 def _program() -> str:
@@ -111,10 +110,11 @@ class Session:
                 return False
             try:
                 message = protocol.decode(packet, (protocol.Welcome, protocol.Failure))
+            except VersionMismatch as error:
+                raise other_version(error) from error
             except ProtocolError as error:
                 raise ControlError(f"clawd answered nonsense: {error}") from error
             if isinstance(message, protocol.Welcome):
-                check_version(message.version)
                 self.name = message.session
                 self._retry_s = _RETRY_FIRST_S
                 named = True

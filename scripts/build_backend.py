@@ -12,8 +12,10 @@ from pathlib import Path
 import setuptools
 from setuptools import build_meta
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 RECIPE = "clawd/csrc/build.py"
+SOURCES = ("scripts/build_backend.py", "clawd/csrc/*.py", "clawd/csrc/*.c", "clawd/csrc/*.h")
 
 
 class BuildModules(build_py):
@@ -26,8 +28,17 @@ class BuildModules(build_py):
             Path(self.build_lib, "clawd", "clawd_ring.h").write_text(text)
 
 
+class Sources(sdist):
+    """What setuptools finds, and what the recipe reads. No tests: they need the whole repository."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        found = {name for name in files if not name.startswith("tests/")}
+        found.update(str(path) for pattern in SOURCES for path in Path().glob(pattern))
+        super().make_release_tree(base_dir, sorted(found))
+
+
 setuptools.setup = functools.partial(
-    setuptools.setup, cffi_modules=[f"{RECIPE}:builder"], cmdclass={"build_py": BuildModules}
+    setuptools.setup, cffi_modules=[f"{RECIPE}:builder"], cmdclass={"build_py": BuildModules, "sdist": Sources}
 )
 
 build_editable = build_meta.build_editable

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import counts
+from tests import packages
 from tests.daemon import Daemon
 from tests.history import History
 
@@ -34,6 +35,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 @pytest.fixture
 def daemon(start: Callable[..., Daemon]) -> Daemon:
     return start("--spool-bytes", "16M")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that people install, built from a copy of the tree."""
+    directory = tmp_path_factory.mktemp("wheel")
+    return packages.make_wheel(packages.tree(directory / "tree"), directory)
 
 
 @pytest.fixture

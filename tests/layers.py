@@ -32,7 +32,7 @@ ROWS = (
     ("clawd.__main__",),
 )
 # These put the parts of their row together
-WIRING = ("clawd.server.loop", "clawd.ctl.main", "clawd.__main__")
+WIRING = ("clawd.server.loop", "clawd.ctl", "clawd.ctl.main", "clawd.__main__")
 # What an engine's process may load, and these load nothing else: its environment has cffi alone, for clawd._core
 BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core", "clawd.producer")
 ONLY = {  # module: the one module that may import it

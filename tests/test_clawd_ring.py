@@ -20,8 +20,12 @@ COMPILERS = {
     "c11": ("gcc", "-std=c11", "-x", "c"),
     "gnu17": ("gcc", "-std=gnu17", "-x", "c"),
     "c++17": ("g++", "-std=c++17", "-x", "c++"),
+    "c++20": ("g++", "-std=c++20", "-x", "c++"),
+    "clang c11": ("clang", "-std=c11", "-x", "c"),
+    "clang c++17": ("clang++", "-std=c++17", "-x", "c++"),
 }
-WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror", "-pedantic")
+# -Wconversion too: many engines are built with it, and a header's warnings are theirs
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wsign-conversion", "-Werror", "-pedantic")
 
 # Reads stdin in pieces of argv[2] bytes and writes each as a token; a status other than 0 names the line that failed
 ENGINE = r"""
@@ -51,12 +55,15 @@ int main(int argc, char **argv)
 	memset(&stream, 0, sizeof(stream));
 	size = (size_t)atoi(argv[2]);
 	EXPECT(claw_write(&producer, stream, "x", 1, 0, 1), -ENOTCONN);
+	EXPECT(claw_hints(&producer, &hint), -ENOTCONN);
+	EXPECT(claw_poll_fd(&producer), -ENOTCONN);
 	EXPECT(claw_attach(&producer, argv[1], "engine", 4097, &answer), -EINVAL);
 	EXPECT(claw_attach(&producer, argv[1], "engine", 4096, &answer), 0);
 	EXPECT(answer.ring_bytes, 4096);
 	EXPECT(claw_attach(&producer, argv[1], "engine", 4096, &answer), -EISCONN);
 	EXPECT(claw_state(&producer), CLAW_STATE_OPEN);
 	EXPECT(claw_hints(&producer, &hint), 0);
+	EXPECT(claw_poll_fd(&producer), producer.control_fd);
 	EXPECT(claw_write(&producer, stream, "x", 1, 0, 1), -EBADF);
 	EXPECT(claw_open_stream(&producer, "", 0, NULL, 0, 0, &stream), -EINVAL);
 	EXPECT(claw_open_stream(&producer, long_name, 256, NULL, 0, 0, &stream), -EINVAL);
@@ -89,6 +96,8 @@ int main(int argc, char **argv)
 		EXPECT(claw_write(&producer, stream, "x", 1, 0, 1), -ECHILD);
 		EXPECT(claw_wait_room(&producer, 32, 0), -ECHILD);
 		EXPECT(claw_state(&producer), -ECHILD);
+		EXPECT(claw_hints(&producer, &hint), -ECHILD);
+		EXPECT(claw_poll_fd(&producer), -ECHILD);
 		/* what a child has at the parent's addresses and descriptor numbers is its own */
 		own = mmap(producer.data, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 		EXPECT(own == producer.data, 1);
@@ -150,6 +159,25 @@ int main(int argc, char **argv)
 }
 """
 
+# The words for each result that the header names, one a line
+WORDS = r"""
+#include "clawd_ring.h"
+
+int main(void)
+{
+	const int results[] = { 0, 3, -ENOTCONN, -ECHILD, -ESHUTDOWN, -EPROTO, -EBADF, -EAGAIN, -ECANCELED, -EINVAL,
+				-EMSGSIZE, -EMFILE, -EISCONN, -EACCES, -ENOENT, -ECONNREFUSED, -ETIMEDOUT, -9999 };
+	const int stopped[] = { 0, 1, 2, 3, 4, 5, -EBADF };
+	size_t i;
+
+	for (i = 0; i < sizeof(results) / sizeof(*results); i++)
+		puts(claw_result_text(results[i]));
+	for (i = 0; i < sizeof(stopped) / sizeof(*stopped); i++)
+		puts(claw_stopped_text(stopped[i]));
+	return 0;
+}
+"""
+
 
 def compile_with(kind: str, directory: Path, name: str, source: str, *more: str) -> Path:
     compiler = COMPILERS[kind]
@@ -203,8 +231,8 @@ def test_without_what_it_needs_of_libc_the_header_says_what_to_do(tmp_path: Path
 
 @pytest.mark.parametrize("kind", COMPILERS)
 def test_the_example_in_the_header_compiles(tmp_path: Path, kind: str) -> None:
-    comment = build.header().split("*/")[1]
-    example = "\n".join(line[2:] for line in comment.splitlines() if line.startswith(" *\t") and "\t-E" not in line)
+    comment = build.header().split("*/")[1].split("A life:")[0]
+    example = "\n".join(line[2:] for line in comment.splitlines() if line.startswith(" *\t"))
     assert "claw_close_stream" in example
     source = f"""#include "clawd_ring.h"
 #include <err.h>
@@ -215,6 +243,17 @@ int main(void) {{ const char *text; size_t len;
 return 0; }}
 """
     compile_with(kind, tmp_path, "example", source)
+
+
+@pytest.mark.parametrize("kind", ["c11", "c++17"])
+def test_results_have_words_of_their_own(tmp_path: Path, kind: str) -> None:
+    program = compile_with(kind, tmp_path, "words", WORDS)
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[:2] == ["done", "done"]
+    assert "the ring is full" in lines
+    assert "Unknown error 9999" in lines
+    assert lines[-7:-1] == ["open", "cancelled", "exists", "limit", "no_space", "stopped"]
+    assert len(set(lines)) == len(lines) - 3, "done, no clawd, and a closed stream are there twice"
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1024, 1500, 3000])

@@ -301,7 +301,7 @@ from clawd.errors import ClawdError
 try:
     import clawd.consumer
 except ClawdError as error:
-    assert "pip install clawd[consumer]" in str(error), error
+    assert "pip install 'clawd[consumer]'" in str(error), error
 else:
     raise SystemExit("no error")
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -407,3 +408,29 @@ def test_threads_and_producers_interleave_without_a_torn_or_lost_token(fake: Fak
             assert row.data.decode() == "".join(f"{row.name}:{turn};" for turn in range(rounds))
             assert row.reason == "stop"
         producer.close()
+
+
+# --- what clawd says
+
+
+def test_hints_are_none_until_clawd_has_a_wish(small) -> None:
+    producer, ring = small
+    assert producer.hints is None
+    ring.words.hint_seq, ring.words.target_rate, ring.words.degrade, ring.words.hint_reason = 2, 25_000, 1, 7
+    assert producer.hints == (25_000, 1, 7)
+    assert (producer.hints.target_rate, producer.hints.degrade, producer.hints.reason) == (25_000, 1, 7)
+    ring.words.hint_seq = 3  # being changed, for ever
+    assert producer.hints is None
+    producer.close()
+    with pytest.raises(StreamClosed, match='producer "small" is closed'):
+        _ = producer.hints
+
+
+def test_the_descriptor_is_readable_once_clawd_is_gone(small, fake: FakeClawd) -> None:
+    producer, _ = small
+    assert select.select([producer], [], [], 0)[0] == []
+    fake.connections[0].close()
+    assert select.select([producer], [], [], 20)[0] == [producer]
+    producer.close()
+    with pytest.raises(StreamClosed):
+        producer.fileno()

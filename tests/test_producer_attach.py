@@ -51,7 +51,6 @@ BROKEN: dict[str, Tamper] = {
     "a byte short": lambda answer, fds: (answer[:-1], fds),
     "a byte long": lambda answer, fds: (answer + b"\0", fds),
     "no magic": _put(0, b"\0\0\0\0"),
-    "another layout": _put(4, b"\2"),
     "another size": _put(8, b"\1"),
     "a feature unknown here": _put(16, b"\1"),
     "a status unknown here": _put(20, b"\x63"),
@@ -66,6 +65,13 @@ BROKEN: dict[str, Tamper] = {
     "fifteen descriptors": lambda answer, fds: (answer, fds * 5),
     "DATA too small": lambda answer, fds: (answer, [fds[1], fds[1], fds[2]]),
     "CTL no shared memory": lambda answer, fds: (answer, [fds[0], fds[2], fds[2]]),
+}
+
+LATER: dict[str, Tamper] = {
+    "in a struct of this size": lambda answer, fds: (answer[:4] + b"\2\0\0\0" + answer[8:], []),
+    "in a longer struct": lambda answer, fds: (answer[:4] + b"\2\0\0\0" + answer[8:] + bytes(500), []),
+    "in a shorter struct": lambda answer, fds: (answer[:4] + b"\2\0\0\0" + answer[8:24], []),
+    "with descriptors": lambda answer, fds: (answer[:4] + b"\2\0\0\0" + answer[8:], fds),
 }
 
 
@@ -221,9 +227,10 @@ def test_a_refusal_names_its_code_and_the_daemons_words(fake: FakeClawd) -> None
     assert caught.value.code == "limit"
 
 
-def test_an_answer_that_breaks_a_rule_is_refused_and_leaks_no_descriptor(fake: FakeClawd) -> None:
-    rules = iter(BROKEN.values())
-    fake.tamper = lambda answer, fds: next(rules)(answer, fds)
+def answers(fake: FakeClawd, rules: dict[str, Tamper]) -> dict[str, tuple[str, int]]:
+    """What a producer raises for each answer, and how many descriptors it then has too many."""
+    left = iter(rules.values())
+    fake.tamper = lambda answer, fds: next(left)(answer, fds)
     program = """
 import json, os, sys
 from clawd import Producer, errors
@@ -233,14 +240,23 @@ for _ in range(int(sys.argv[2])):
     try:
         Producer("x", sys.argv[1])
         said = "attached"
-    except errors.ControlError as error:
-        said = error.message
+    except (errors.ControlError, errors.AttachRefused) as error:
+        said = f"{getattr(error, 'code', None)}: {error.message}"
     rows.append([said, len(os.listdir("/proc/self/fd")) - before])
 print(json.dumps(rows))
 """
-    rows = json.loads(run(program, fake.directory, len(BROKEN)))
-    said = f"no sense in what clawd at {fake.directory}/control.sock answered"
-    assert dict(zip(BROKEN, rows, strict=True)) == {rule: [said, 0] for rule in BROKEN}
+    rows = json.loads(run(program, fake.directory, len(rules)))
+    return dict(zip(rules, map(tuple, rows), strict=True))
+
+
+def test_an_answer_that_breaks_a_rule_is_refused_and_leaks_no_descriptor(fake: FakeClawd) -> None:
+    said = f"None: no sense in what clawd at {fake.directory}/control.sock answered"
+    assert answers(fake, BROKEN) == dict.fromkeys(BROKEN, (said, 0))
+
+
+def test_an_answer_of_another_layout_is_a_refusal_that_names_both(fake: FakeClawd) -> None:
+    said = 'layout: clawd refused producer "x": it speaks layout 2, this producer layout 1; upgrade the older one'
+    assert answers(fake, LATER) == dict.fromkeys(LATER, (said, 0))
 
 
 def test_an_attached_producer_keeps_an_eventfd_and_a_socket_and_a_closed_one_nothing(fake: FakeClawd) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the core as a cffi extension in API mode, from the *.cdef.h that the C compiler reads too: one declaration for
-both. `python clawd/csrc/build.py [--sanitize] [--define NAME]… DIRECTORY` compiles into DIRECTORY/clawd/.
+both. `python clawd/csrc/build.py [--sanitize] [--define NAME[=VALUE]]… DIRECTORY` compiles into DIRECTORY/clawd/.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ SANITIZE = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefi
             "-fno-wrapv"]  # fmt: skip
 
 
-def declarations() -> str:
-    """The text cffi reads: every *.cdef.h that exists, in order."""
+def declarations(layout: str | None = None) -> str:
+    """The text cffi reads: every *.cdef.h that exists, in order. `layout` as CLAW_TEST_LAYOUT in ring.h."""
     files = [SOURCE / f"{noun}.cdef.h" for noun in NOUNS]
-    return "\n".join(path.read_text() for path in files if path.exists())
+    text = "\n".join(path.read_text() for path in files if path.exists())
+    return text if layout is None else re.sub(r"\bCLAW_LAYOUT = \d+", f"CLAW_LAYOUT = {layout}", text)
 
 
 def header() -> str:
@@ -63,15 +64,16 @@ def sources() -> list[str]:
 
 def builder(*, sanitize: bool = False, defines: tuple[str, ...] = ()) -> cffi.FFI:
     """The extension `clawd._core`, not compiled yet."""
+    macros = [(name, value if given else None) for name, given, value in (row.partition("=") for row in defines)]
     ffi = cffi.FFI()
-    ffi.cdef(declarations())
+    ffi.cdef(declarations(dict(macros).get("CLAW_TEST_LAYOUT")))
     includes = "\n".join(f'#include "{noun}.h"' for noun in NOUNS if (SOURCE / f"{noun}.h").exists())
     ffi.set_source(
         "clawd._core",
         includes,
         sources=sources(),
         include_dirs=[str(SOURCE)],
-        define_macros=[("_GNU_SOURCE", None), *((name, None) for name in defines)],
+        define_macros=[("_GNU_SOURCE", None), *macros],
         py_limited_api=True,
         extra_compile_args=FLAGS + (SANITIZE if sanitize else []),
         extra_link_args=SANITIZE[1:2] if sanitize else [],
@@ -83,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="build clawd's core into DIRECTORY/clawd/")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
-    parser.add_argument("--define", action="append", default=[], metavar="NAME", help="a macro to define")
+    parser.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]", help="a macro to define")
     options = parser.parse_args()
     package, scratch = options.directory / "clawd", options.directory / ".build"
     package.mkdir(parents=True, exist_ok=True)

@@ -177,8 +177,11 @@ fail:
 	return result;
 }
 
-/* Receive one packet of `len` bytes exactly. Returns how many descriptors came; only the first `max` are kept */
-static inline int claw_receive(int fd, void *ret_packet, size_t len, int *ret_fds, int max)
+/*
+ * Receive one packet. Returns how many descriptors came; only the first `max` are kept. *len: the room for the packet, then
+ * how long it was, or one more when it was longer.
+ */
+static inline int claw_receive(int fd, void *ret_packet, size_t *len, int *ret_fds, int max)
 {
 	union {
 		struct cmsghdr align;
@@ -192,7 +195,7 @@ static inline int claw_receive(int fd, void *ret_packet, size_t len, int *ret_fd
 	int i;
 
 	part.iov_base = ret_packet;
-	part.iov_len = len;
+	part.iov_len = *len;
 	memset(&message, 0, sizeof(message));
 	message.msg_iov = &part;
 	message.msg_iovlen = 1;
@@ -220,7 +223,8 @@ static inline int claw_receive(int fd, void *ret_packet, size_t len, int *ret_fd
 			count++;
 		}
 	}
-	if ((size_t)received == len && count <= max && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+	*len = (size_t)received + (message.msg_flags & MSG_TRUNC ? 1 : 0);
+	if (received && count <= max && !(message.msg_flags & MSG_CTRUNC))
 		return count;
 	for (i = 0; i < count && i < max; i++)
 		close(ret_fds[i]);
@@ -228,10 +232,37 @@ static inline int claw_receive(int fd, void *ret_packet, size_t len, int *ret_fd
 }
 
 /*
+ * What an answer of `len` bytes says: 0 = attached, -EACCES = refused. Its words up to `status` stay where they are in every
+ * layout, so that a refusal is understood between any two; the rest of another layout is not looked at.
+ */
+static inline int claw_judge(struct claw_attached *answer, size_t len)
+{
+	uint32_t theirs = answer->layout;
+
+	if (len < offsetof(struct claw_attached, ring_bytes) || answer->magic != CLAW_MAGIC)
+		return -EPROTO;
+	if (theirs != CLAW_LAYOUT) {
+		memset(answer, 0, sizeof(*answer));
+		answer->layout = theirs;
+		answer->status = CLAW_ATTACH_LAYOUT;
+		snprintf(answer->text, sizeof(answer->text),
+			 "it speaks layout %u, this producer layout %u; upgrade the older one", (unsigned int)theirs,
+			 (unsigned int)CLAW_LAYOUT);
+		return -EACCES;
+	}
+	if (len != sizeof(*answer))
+		return -EPROTO;
+	answer->text[sizeof(answer->text) - 1] = '\0';
+	return answer->status == CLAW_ATTACH_OK ? 0 : -EACCES;
+}
+
+/*
  * Attach to the clawd that serves runtime_dir. `name` is a label for people, at most CLAW_PRODUCER_NAME - 1 bytes;
- * ring_bytes a power of two, 0 for clawd's default. Waits at most CLAW_ATTACH_SECONDS for each answer. -EACCES with a
- * status in ret_answer: clawd refused, for that reason; with none: the socket's permissions. -EPROTO: not an answer
- * this header understands. -EISCONN: attached already.
+ * ring_bytes a power of two from CLAW_RING_BYTES_MIN to CLAW_RING_BYTES_MAX, 0 for clawd's default; what it became is in
+ * ret_answer. Waits at most CLAW_ATTACH_SECONDS for each answer.
+ * -EACCES with a status in ret_answer: clawd refused, `status` (CLAW_ATTACH_…) and `text` say why; with none: the socket's
+ * permissions. -ENOENT, -ECONNREFUSED: no clawd serves it. -ETIMEDOUT: it did not answer. -EPROTO: not an answer this
+ * header understands. -EISCONN: attached already.
  */
 static inline int claw_attach(struct claw_producer *p, const char *runtime_dir, const char *name, uint64_t ring_bytes,
 			      struct claw_attached *ret_answer)
@@ -239,6 +270,7 @@ static inline int claw_attach(struct claw_producer *p, const char *runtime_dir, 
 	struct claw_attached answer;
 	struct claw_hello hello;
 	size_t name_len = strlen(name);
+	size_t len = sizeof(answer);
 	int fds[3] = { -1, -1, -1 };
 	ssize_t sent;
 	int fd, i, count, result;
@@ -264,20 +296,17 @@ static inline int claw_attach(struct claw_producer *p, const char *runtime_dir, 
 	if (sent < 0) {
 		count = result = errno == EAGAIN ? -ETIMEDOUT : -errno;
 	} else {
-		count = result = claw_receive(fd, &answer, sizeof(answer), fds, 3);
+		memset(&answer, 0, sizeof(answer));
+		count = result = claw_receive(fd, &answer, &len, fds, 3);
 	}
 	if (count >= 0) {
-		answer.text[sizeof(answer.text) - 1] = '\0';
-		if (answer.magic != CLAW_MAGIC) {
-			result = -EPROTO;
-		} else if (answer.status != CLAW_ATTACH_OK) {
+		result = claw_judge(&answer, len);
+		if (result == -EACCES)
 			*ret_answer = answer;
-			result = -EACCES;
-		} else if (count != 3 || (ring_bytes && answer.ring_bytes != ring_bytes)) {
+		else if (!result && (count != 3 || (ring_bytes && answer.ring_bytes != ring_bytes)))
 			result = -EPROTO;
-		} else {
+		else if (!result)
 			result = claw_map(p, &answer, fds[0], fds[1], fds[2], fd);
-		}
 	}
 	if (!result) {
 		*ret_answer = answer;

@@ -1,38 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * clawd_ring.h: write tokens to clawd from an inference engine. Needs libc only; C11 and C++17; Linux.
+ * clawd_ring.h: write tokens to clawd from an inference engine. One file; needs libc only; C11, C++17 and later; Linux.
  *
  *	static struct claw_producer producer;
  *	struct claw_attached answer;
- *	static struct claw_stream stream;
+ *	struct claw_stream stream = { 0, 0, 0 };
+ *	const uint64_t patience_ns = 5000000000u;
+ *	const char *reason;
  *	int r = claw_attach(&producer, "/run/clawd", "llama-0", 0, &answer);
+ *
  *	if (r < 0)
- *		errx(1, "cannot attach: %s", answer.status ? answer.text : strerror(-r));
+ *		errx(1, "cannot attach: %s", answer.status ? answer.text : claw_result_text(r));
  *	r = claw_open_stream(&producer, "chatcmpl-1", 10, NULL, 0, 0, &stream);
- *	while (r >= 0 && next_token(&text, &len)) {
- *		while ((r = claw_write(&producer, stream, text, len, 0, 1)) == -EAGAIN)
- *			claw_wait_room(&producer, claw_text_bytes(&producer, text, len), 1000000000);
+ *	while (r >= 0 && !claw_stopped(&producer, stream) && next_token(&text, &len)) {
+ *		while ((r = claw_write(&producer, stream, text, len, 0, 1)) == -EAGAIN) {
+ *			r = claw_wait_room(&producer, claw_text_bytes(&producer, text, len), patience_ns);
+ *			if (r < 0)
+ *				break;
+ *		}
  *	}
- *	claw_close_stream(&producer, stream, r < 0 ? "error:write" : "stop", r < 0 ? 11 : 4);
+ *	reason = r >= 0 || r == -ECANCELED ? "stop" : "error:token lost";
+ *	claw_close_stream(&producer, stream, reason, strlen(reason));
  *	claw_detach(&producer);
  *
- * A claw_producer is 42 KB: static or from the heap, not on the stack. -ECANCELED from claw_write(): a reader cancelled.
+ * A life: claw_attach() once a process; for each answer claw_open_stream(), for each engine step one claw_write_many()
+ * (or claw_write() a token), claw_close_stream(); claw_detach(). A claw_producer starts zeroed (static, calloc(), in C++
+ * also `new claw_producer()`); it is 42 KB, so not on the stack, and it must not be copied. A claw_stream is a value to
+ * copy at will, a zeroed one nobody's.
  *
- * Results: 0 or a count; -errno on failure, and then nothing was written. No call blocks but claw_attach() and
- * claw_wait_room(); no call allocates, prints or exits. Common to all:
+ * Results: 0 or a count; -errno on failure, and then nothing was written. claw_result_text() has words for them. No call
+ * blocks but claw_attach() and claw_wait_room(); no call allocates, prints, raises a signal or exits. Common to all:
  *	-ENOTCONN	not attached, or claw_stop() was called
  *	-ECHILD		this process is a fork of the one that attached; attach a producer of its own
- *	-ESHUTDOWN	clawd has let go of the ring (claw_state() says how); detach and attach anew
+ *	-ESHUTDOWN	clawd has let go of the ring (claw_state() says how); detach, attach anew, open the streams anew
  *	-EPROTO		clawd's words make no sense
  *	-EBADF		the stream is closed, or of another producer
- *	-EAGAIN		the ring has no room now
+ *	-EAGAIN		the ring has no room now: claw_wait_room(), or try again with the next step. What is then dropped
+ *			is missing without a trace, so close the stream for a reason that says so, as "error:ring full"
+ *	-ECANCELED	the stream was stopped: claw_stopped() says why; close it
+ *	-EINVAL		an argument is out of its range
  *	-EMSGSIZE	it would not fit an empty ring (OPEN: one record)
+ *
+ * An event loop: clawd signals no producer, all it says is in memory. Once a step look at claw_stopped() of each stream
+ * (one load) and, if the engine can follow them, at claw_hints(). claw_poll_fd() is a descriptor for poll() or epoll that
+ * becomes readable when clawd is gone or has let go of the ring; nothing is ever to be read from it. A clawd that is gone
+ * leaves the ring as it is: writes go on until it is full, and then return -EAGAIN.
  *
  * Threads: one at a time for each claw_producer; the caller locks. Only claw_wait_room(), claw_state(), claw_stopped(),
  * claw_hints() and claw_stop() may run beside another call; claw_detach() runs alone.
  *
  * Fork: the mappings are not inherited, a child's calls return -ECHILD and touch nothing of its parent's. A child that
  * wants to write attaches with a second, zeroed claw_producer.
+ *
+ * Warnings: none under -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -pedantic, in C and C++. A build with
+ * -Wold-style-cast includes it with -isystem.
  */
 #ifndef CLAWD_RING_H
 #define CLAWD_RING_H
@@ -88,13 +109,14 @@ struct claw_stream {
 	uint32_t handle;
 };
 
+/* What clawd would like the engine to do: all 0 = nothing, which is all that clawd 0.1 says */
 struct claw_hint {
 	uint32_t target_rate; /* tokens per 1,000 s a stream should make; 0 = no wish */
-	uint32_t degrade; /* 0 none … 3 most */
-	uint32_t reason;
+	uint32_t degrade; /* 0 none … 3 most: make answers cheaper, as the engine can */
+	uint32_t reason; /* a number for the log; 0 = none given */
 };
 
-/* Private. Zero it before the first claw_attach() */
+/* All private. Zero it before the first claw_attach() */
 struct claw_producer {
 	uint32_t *guard; /* NULL = not attached */
 	const struct claw_ctl *ctl;
@@ -117,6 +139,64 @@ struct claw_producer {
 	uint64_t open_seq[CLAW_HANDLE_COUNT]; /* 0 = handle not in use */
 };
 
+/* Words for a result of these calls, where strerror() would speak of children and endpoints */
+static inline const char *claw_result_text(int result)
+{
+	switch (result) {
+	case -ENOTCONN:
+		return "the producer is not attached";
+	case -ECHILD:
+		return "the producer belongs to the parent of this process";
+	case -ESHUTDOWN:
+		return "clawd has let go of the ring";
+	case -EPROTO:
+		return "clawd's words make no sense here";
+	case -EBADF:
+		return "the stream is closed, or of another producer";
+	case -EAGAIN:
+		return "the ring is full";
+	case -ECANCELED:
+		return "the stream was stopped";
+	case -EMSGSIZE:
+		return "it does not fit the ring";
+	case -EMFILE:
+		return "too many streams or files are open";
+	case -EISCONN:
+		return "the producer is attached already";
+	case -EACCES:
+		return "clawd refused the producer, or its socket's permissions do";
+	case -ENOENT:
+	case -ECONNREFUSED:
+		return "no clawd serves this directory";
+	case -ECONNRESET:
+		return "clawd ended the connection";
+	case -ETIMEDOUT:
+		return "clawd did not answer in time";
+	default:
+		return result < 0 ? strerror(-result) : "done";
+	}
+}
+
+/* One word for what claw_stopped() returned */
+static inline const char *claw_stopped_text(int stopped)
+{
+	switch (stopped) {
+	case CLAW_STOPPED_NOT:
+		return "open";
+	case CLAW_STOPPED_CANCELLED:
+		return "cancelled";
+	case CLAW_STOPPED_EXISTS:
+		return "exists";
+	case CLAW_STOPPED_LIMIT:
+		return "limit";
+	case CLAW_STOPPED_NO_SPACE:
+		return "no_space";
+	default:
+		return stopped < 0 ? claw_result_text(stopped) : "stopped";
+	}
+}
+
+/* CLOCK_MONOTONIC, as in requested_ns and written_ns */
 static inline uint64_t claw_now_ns(void)
 {
 	struct timespec now;
@@ -159,7 +239,10 @@ static inline int claw_is_stopped(const struct claw_producer *p, struct claw_str
 	return stopped >> 8 == stream.open_seq ? (int)(stopped & 0xff) : CLAW_STOPPED_NOT;
 }
 
-/* Why clawd or a reader stopped this stream: CLAW_STOPPED_…, 0 = it was not. One load */
+/*
+ * Why this stream was stopped: CLAW_STOPPED_CANCELLED by a reader, another CLAW_STOPPED_… because clawd refused to open
+ * it; 0 = it was not. One load. Answers for a closed stream too, until its handle serves another one.
+ */
 static inline int claw_stopped(const struct claw_producer *p, struct claw_stream stream)
 {
 	int result = claw_check(p);
@@ -171,7 +254,7 @@ static inline int claw_stopped(const struct claw_producer *p, struct claw_stream
 	return claw_is_stopped(p, stream);
 }
 
-/* CLAW_STATE_… */
+/* How clawd stands to the ring: CLAW_STATE_… */
 static inline int claw_state(const struct claw_producer *p)
 {
 	int result = claw_check(p);
@@ -179,7 +262,7 @@ static inline int claw_state(const struct claw_producer *p)
 	return result < 0 ? result : (int)claw_load_relaxed(&p->ctl->state);
 }
 
-/* What clawd would like the engine to do. -EAGAIN: it kept changing under our eyes */
+/* What clawd would like the engine to do, read whole. -EAGAIN: it kept changing under our eyes; keep the last one */
 static inline int claw_hints(const struct claw_producer *p, struct claw_hint *ret_hint)
 {
 	const struct claw_ctl *ctl = p->ctl;
@@ -204,8 +287,22 @@ static inline int claw_hints(const struct claw_producer *p, struct claw_hint *re
 }
 
 /*
- * Sleep until the ring has room for `bytes`, at most timeout_ns (0 = only look). -EAGAIN: no room in that time. The call
- * that met the full ring has woken clawd.
+ * A descriptor for poll() or epoll: readable (POLLIN, POLLHUP) once clawd is gone or has let go of the ring, which
+ * claw_state() tells apart. Not to be read, written or closed; another one after each claw_attach().
+ */
+static inline int claw_poll_fd(const struct claw_producer *p)
+{
+	int result = claw_check(p);
+
+	if (result < 0)
+		return result;
+	return p->control_fd >= 0 ? p->control_fd : -ENOTCONN;
+}
+
+/*
+ * Sleep until the ring has room for `bytes`, at most timeout_ns (0 = only look). -EAGAIN: no room in that time. `bytes` is
+ * claw_text_bytes() for a text (the sum of them for claw_write_many()), claw_record_bytes() of a reason for
+ * claw_close_stream(). It looks every 100 us and needs no wake-up: the call that met the full ring has woken clawd.
  */
 static inline int claw_wait_room(const struct claw_producer *p, uint64_t bytes, uint64_t timeout_ns)
 {

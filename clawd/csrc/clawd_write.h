@@ -141,9 +141,9 @@ static inline void claw_commit(struct claw_producer *p, const struct claw_batch 
 }
 
 /*
- * Open a stream. `name` is 1 to CLAW_NAME_MAX bytes of UTF-8; `meta` is JSON or NULL; `requested_ns` is CLOCK_MONOTONIC
- * when the answer was asked for, 0 if not known. clawd may still refuse it: claw_stopped() tells. -EMFILE:
- * CLAW_HANDLE_COUNT streams are open.
+ * Open a stream. `name` is 1 to CLAW_NAME_MAX bytes of UTF-8 without control characters (clawd quarantines the ring over
+ * others); `meta` is JSON for its readers, or NULL and 0; `requested_ns` is claw_now_ns() when the answer was asked for, 0
+ * if not known. clawd may still refuse it, which claw_stopped() tells later. -EMFILE: CLAW_HANDLE_COUNT streams are open.
  */
 static inline int claw_open_stream(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
 				   size_t meta_len, uint64_t requested_ns, struct claw_stream *ret_stream)
@@ -188,8 +188,9 @@ static inline int claw_open_stream(struct claw_producer *p, const char *name, si
 }
 
 /*
- * Write text of `len` bytes that stands for `count` tokens. `flags` is 0 or CLAW_URGENT. Longer than a record, it goes
- * into several, cut between characters, all of them or none. Returns the number of records: 0 for an empty text.
+ * Write text of `len` bytes that stands for `count` tokens; a token may begin or end inside a character. `flags` is 0 or
+ * CLAW_URGENT (it goes before other streams' tokens, as a first token does). Longer than a record, it goes into several,
+ * cut between characters, all of them or none. Returns the number of records: 0 for an empty text.
  * -ECANCELED: the stream was stopped, claw_stopped() says why, the text is dropped.
  */
 static inline int claw_write(struct claw_producer *p, struct claw_stream stream, const char *text, size_t len,
@@ -219,8 +220,9 @@ static inline int claw_write(struct claw_producer *p, struct claw_stream stream,
 }
 
 /*
- * Write one text to each of `n` streams: text i is the next lens[i] bytes of `texts`. One commit, at most one wake-up;
- * all or nothing, but texts for stopped streams are dropped. Returns how many were not dropped.
+ * Write one text to each of `n` streams, an engine's step: text i is the next lens[i] bytes of `texts`. One commit, at most
+ * one wake-up; all or nothing, but texts for stopped streams are dropped. `flags` and `count` are of each text, as in
+ * claw_write(). Returns how many were not dropped.
  */
 static inline int claw_write_many(struct claw_producer *p, const struct claw_stream *streams, const uint32_t *lens,
 				  const char *texts, uint32_t n, uint32_t flags, uint32_t count)
@@ -257,7 +259,10 @@ static inline int claw_write_many(struct claw_producer *p, const struct claw_str
 	return kept;
 }
 
-/* End a stream, for a reason of 1 to CLAW_REASON_MAX bytes. Stopped streams too: that is what frees their handle */
+/*
+ * End a stream, for a reason of 1 to CLAW_REASON_MAX bytes, text as the name is ("stop", "length", "error:…"). Stopped
+ * streams too: that is what frees their handle. Later calls with it return -EBADF; after -EAGAIN it is still open.
+ */
 static inline int claw_close_stream(struct claw_producer *p, struct claw_stream stream, const char *reason,
 				    size_t reason_len)
 {

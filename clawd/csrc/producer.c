@@ -6,6 +6,7 @@
 #include "clawd_ring.h"
 
 _Static_assert(sizeof(struct claw_stream) == CLAW_PY_STREAM_BYTES, "producer.py joins streams as packed bytes");
+_Static_assert(sizeof(struct claw_hint) == CLAW_PY_HINT_BYTES, "producer.py unpacks a hint");
 
 /* bytes objects promise no alignment: copied out, which is what the compiler's loads do anyway */
 static struct claw_producer *producer_at(const void *ref)
@@ -99,6 +100,21 @@ int claw_py_close_stream(const void *producer_ref, const void *stream, const cha
 int claw_py_state(const void *producer_ref)
 {
 	return claw_state(producer_at(producer_ref));
+}
+
+int claw_py_hints(const void *producer_ref, void *ret_hint)
+{
+	struct claw_hint hint;
+	int result = claw_hints(producer_at(producer_ref), &hint);
+
+	if (result == 0)
+		memcpy(ret_hint, &hint, sizeof(hint));
+	return result;
+}
+
+int claw_py_poll_fd(const void *producer_ref)
+{
+	return claw_poll_fd(producer_at(producer_ref));
 }
 
 int64_t claw_py_text_bytes(const void *producer_ref, const char *text, int len)

@@ -8,6 +8,7 @@
  */
 enum {
 	CLAW_PY_STREAM_BYTES = 16, /* of a struct claw_stream */
+	CLAW_PY_HINT_BYTES = 12, /* of a struct claw_hint */
 };
 
 /* Called through cffi, without the GIL. claw_py_create() returns NULL when memory is short. */
@@ -29,6 +30,8 @@ int claw_py_open(const void *producer_ref, const char *name, int name_len, const
 		 uint64_t requested_ns, void *ret_stream);
 int claw_py_close_stream(const void *producer_ref, const void *stream, const char *reason, int reason_len);
 int claw_py_state(const void *producer_ref);
+int claw_py_hints(const void *producer_ref, void *ret_hint);
+int claw_py_poll_fd(const void *producer_ref);
 int64_t claw_py_text_bytes(const void *producer_ref, const char *text, int len);
 int claw_py_text_cut(const char *text, int len, int max);
 void claw_py_stop(const void *producer_ref);

@@ -7,6 +7,10 @@
 
 #include "ring.cdef.h"
 
+#ifdef CLAW_TEST_LAYOUT /* tests build a core of another layout, to see it refused */
+#define CLAW_LAYOUT CLAW_TEST_LAYOUT
+#endif
+
 _Static_assert(sizeof(struct claw_record) == CLAW_RECORD_ALIGN, "a record header fills one alignment unit");
 _Static_assert(sizeof(struct claw_data) <= CLAW_PAGE, "DATA's words fit the page before the ring bytes");
 _Static_assert(offsetof(struct claw_data, head) == CLAW_LINE, "head has its own line");
@@ -18,5 +22,9 @@ _Static_assert(sizeof(struct claw_ctl) % CLAW_PAGE == 0, "CTL is whole pages");
 _Static_assert(sizeof(struct claw_open) == 16, "layout of OPEN");
 _Static_assert(sizeof(struct claw_hello) == 104, "layout of hello");
 _Static_assert(sizeof(struct claw_attached) == 216, "layout of attached");
+/* These stay where they are in every layout, so that peers of two layouts can tell each other so */
+_Static_assert(offsetof(struct claw_hello, layout) == 4, "a hello's layout is found in every layout");
+_Static_assert(offsetof(struct claw_attached, layout) == 4, "an answer's layout is found in every layout");
+_Static_assert(offsetof(struct claw_attached, status) == 20, "a refusal is found in every layout");
 
 #endif

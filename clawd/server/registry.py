@@ -170,8 +170,6 @@ class Registry:
             return
         if peer.role:
             raise ProtocolError("said hello twice")
-        if message.version != protocol.VERSION:
-            raise ProtocolError(f"version {message.version} is not spoken here, {protocol.VERSION} is")
         peer.role, peer.label = message.role, message.client
         peer.session = secrets.token_hex(16)
         self.sessions[peer.session] = peer
