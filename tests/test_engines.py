@@ -18,6 +18,7 @@ import pytest
 
 from clawd.consumer import Consumer
 from clawd.csrc import build
+from fake_clawd import Drainer, FakeClawd
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.history import Got, History, Put, Seen
 from tests.test_rogue import honest
@@ -96,33 +97,29 @@ def test_the_answers_of_an_engine_arrive_whole(engine: Path, daemon: Daemon, his
 
 
 def naps(pid: int) -> int:
-    """How often it slept so far. An engine that is attached sleeps in claw_wait_room() only; -1 = it is over."""
+    """How often it slept so far. An engine that is attached sleeps in claw_wait_room() only."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return -1 if status["State"].strip().startswith("Z") else int(status["voluntary_ctxt_switches"])
+    return int(status["voluntary_ctxt_switches"])
 
 
-def test_an_engine_whose_ring_stays_full_waits_and_loses_nothing(
-    engine: Path, daemon: Daemon, history: History
-) -> None:
-    count = 5000
-    history.put("late-0", *tokens(0, count))
-    history.end("late-0", "stop")
-    with Consumer(daemon.runtime_dir) as consumer:
-        reading, got = consumer.attach("late-0"), history.reading("late-0")
-        command = [engine, daemon.runtime_dir, "late", "1", str(count), str(RING)]
+def test_an_engine_whose_ring_stays_full_waits_and_loses_nothing(engine: Path, tmp_path: Path) -> None:
+    fake = FakeClawd(tmp_path)
+    try:
+        command = [engine, tmp_path, "late", "2", "200", str(RING)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            got.follow(reading, limit=1)
-            daemon.process.send_signal(signal.SIGSTOP)
-            try:
-                before = naps(process.pid)
-                until(lambda: before < 0 or naps(process.pid) > before + 5, "the engine to wait for room")
-            finally:
-                daemon.process.send_signal(signal.SIGCONT)
-            output, errors = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, output, errors) == (0, b"late-0 stop\n", b"")
-        got.follow(reading)
-    history.check()
-    assert before >= 0, "it was over before clawd was stopped"
+            assert fake.attached.wait(PATIENCE_S)
+            [ring] = fake.rings
+            until(lambda: ring.head > RING - 256, "the ring to be full")
+            before = naps(process.pid)
+            until(lambda: naps(process.pid) > before + 5, "the engine to wait for room")
+            assert ring.head <= RING
+            with Drainer(ring):
+                output, errors = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, output, errors) == (0, b"late-0 stop\nlate-1 length\n", b"")
+        for index in range(2):
+            assert ring.stream(f"late-{index}").data == b"".join(put.data for put in tokens(index, 200))
+    finally:
+        fake.close()
 
 
 def test_an_engine_sees_a_cancel_and_goes_on_with_its_other_answers(

@@ -10,7 +10,11 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#ifdef __clang__
+#define UNCOUNTED __attribute__((no_sanitize("coverage")))
+#else
 #define UNCOUNTED __attribute__((no_sanitize_coverage))
+#endif
 
 enum { TOKENS = 12 };
 
