@@ -270,7 +270,7 @@ def decode(packet: bytes, allowed: tuple[type[M], ...], longest: int = MESSAGE_M
         raise ProtocolError(f"no such operation here: {str(op)[:40]!r}")
     rows = {row.name: row for row in fields(kind)}
     theirs = values.get("version") if "version" in rows else VERSION
-    if type(theirs) is int and theirs != VERSION:
+    if type(theirs) is int and theirs != VERSION and 0 <= theirs < 2**31:
         raise VersionMismatch(theirs, VERSION)
     for name in values:
         if name not in rows:

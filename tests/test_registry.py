@@ -80,6 +80,16 @@ def test_more_connections_than_clients_and_producers_may_have_are_refused(start:
     until(is_answered, "a connection to ask on")
 
 
+def test_a_producer_beyond_the_connections_is_refused_by_name(start: Start) -> None:
+    daemon = start("--max-clients", "1", "--max-producers", "1", "--spool-bytes", "4M")
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(dial(daemon.runtime_dir))
+        with pytest.raises(AttachRefused, match="no room for another connection") as caught:
+            Producer("late", daemon.runtime_dir)
+        assert caught.value.code == "limit"
+
+
 def test_connections_that_come_and_go_leave_nothing(daemon: Daemon) -> None:
     fds = Path(f"/proc/{daemon.pid}/fd")
     assert daemon.status()["clients"] == 0
