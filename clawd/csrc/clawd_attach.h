@@ -238,18 +238,7 @@ static inline int claw_receive(int fd, void *ret_packet, size_t *len, int *ret_f
 static inline int claw_judge(struct claw_attached *answer, size_t len)
 {
 	uint32_t theirs = answer->layout;
-	char first = '\0';
 
-	/* Before it has read who asks, clawd refuses in JSON, and for one reason only */
-	if (len)
-		memcpy(&first, answer, 1);
-	if (first == '{') {
-		memset(answer, 0, sizeof(*answer));
-		answer->layout = CLAW_LAYOUT;
-		answer->status = CLAW_ATTACH_LIMIT;
-		snprintf(answer->text, sizeof(answer->text), "it has no room for another connection; try again later");
-		return -EACCES;
-	}
 	if (len < offsetof(struct claw_attached, ring_bytes) || answer->magic != CLAW_MAGIC)
 		return -EPROTO;
 	if (theirs != CLAW_LAYOUT) {

@@ -23,6 +23,8 @@ PACKET_MAX = max(protocol.MESSAGE_MAX, 4096) + 1
 BACKLOG = 128
 ACCEPT_MAX = 64
 """Connections accepted a turn: a flood of them must not hold up the relay."""
+REFUSED_MAX = 16
+"""Connections beyond the limit that are kept until they have said who they are, to be told so."""
 PACKETS_MAX = 16
 """Packets read of one connection a turn."""
 
@@ -42,6 +44,7 @@ class Peer:
     session: str = ""
     ring: Ring | None = None
     pidfd: int = -1
+    is_refused: bool = False
     tags: list[int] = field(default_factory=list)
 
 
@@ -126,10 +129,11 @@ class Registry:
             connection.setblocking(False)
             pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             peer = Peer(connection, pid, uid)
-            if len(self._peers) >= self.config.max_clients + self.config.max_producers:
-                self._send(peer, protocol.Failure(code="limit", text="too many connections; try again later"))
+            spare = self.config.max_clients + self.config.max_producers - len(self._peers)
+            if spare <= -REFUSED_MAX:
                 connection.close()
                 continue
+            peer.is_refused = spare <= 0
             peer.tags.append(self.watch(connection.fileno(), lambda peer=peer: self._read(peer)))  # type: ignore[misc]
             self._peers.add(peer)
 
@@ -152,7 +156,19 @@ class Registry:
                 self._gone(peer)
                 return
 
+    def _refuse(self, peer: Peer, packet: bytes) -> None:
+        """In the words of who asks, and after that was read: a close with something unread takes the answer along."""
+        text = "too many connections; try again later"
+        if is_hello(packet):
+            self._send_packet(peer, answer(refuse("limit", text)))
+        else:
+            self._send(peer, protocol.Failure(code="limit", text=text))
+        self._gone(peer)
+
     def _take(self, peer: Peer, packet: bytes) -> None:
+        if peer.is_refused:
+            self._refuse(peer, packet)
+            return
         if is_hello(packet):
             if peer.role:
                 raise ProtocolError("said hello twice")
