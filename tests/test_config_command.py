@@ -204,9 +204,9 @@ def test_a_reload_with_errors_exits_1_with_a_line_each_and_show_and_status_say_s
     assert len(json.loads(run.stdout)["errors"]) == 2
     shown = lines(clawctl("config", *at))
     assert [line for line in shown if len(line) > 80] == []
-    words = " ".join(" ".join(shown).split())
-    assert f"the files have errors now; see: clawctl config check {file}" in words
-    assert f'the last reload failed: {file}:2: keep: "soon" is not a duration' in words
+    words = "".join("".join(shown).split())  # a long path is cut where the line ends
+    assert f"thefileshaveerrorsnow;see:clawctlconfigcheck{file}" in words
+    assert f'thelastreloadfailed:{file}:2:keep:"soon"isnotaduration' in words
     status = "".join(clawctl("status", *at).stdout.split())  # a long path is cut where the line ends
     assert f"configgeneration1;notreloaded:{file}:2:keep" in status
     value = json.loads(clawctl("config", "--json", *at).stdout)

