@@ -132,6 +132,7 @@ def test_an_engine_sees_a_cancel_and_goes_on_with_its_other_answers(
     history.end("cut-1", "cancelled", cut=True)
     with Consumer(daemon.runtime_dir) as consumer, ThreadPoolExecutor(1) as pool:
         consumer.attach("cut-1").cancel()
+        until(lambda: daemon.total("attachments") == 1, "the cancel to be there before the engine")
         read = pool.submit(follow, history, consumer, names)
         ends = run(engine, daemon, "cut", len(names), 1500)
         read.result()
