@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from clawd import __version__
 from clawd.config import default_runtime_dir
 from clawd.core import guard
-from clawd.ctl import cancel, config, consumers, doctor, producers, reload, render, status, streams, tail
+from clawd.ctl import cancel, config, consumers, doctor, producers, reload, render, status, stop, streams, tail, top
 from clawd.errors import ClawdError
 from clawd.page import Unreachable
 
@@ -24,6 +24,7 @@ from clawd.page import Unreachable
 # show(value) and, when its exit code is not that of every verb, code(value).
 VERBS: dict[str, ModuleType] = {
     "status": status,
+    "top": top,
     "streams": streams,
     "producers": producers,
     "consumers": consumers,
@@ -31,6 +32,7 @@ VERBS: dict[str, ModuleType] = {
     "cancel": cancel,
     "config": config,
     "reload": reload,
+    "stop": stop,
     "doctor": doctor,
 }
 VALUED = ("--runtime-dir",)
