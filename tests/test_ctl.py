@@ -210,7 +210,7 @@ def test_whoever_may_not_read_the_page_is_told_so(daemon: Daemon) -> None:
     [
         (("strems",), 'did you mean "streams"?'),
         (("producer",), 'did you mean "producers"?'),
-        (("xyz",), "verbs: status, streams,"),
+        (("xyz",), "verbs: status, top,"),
         (("status", "--nonsense"), "unrecognized arguments: --nonsense (clawctl status --help"),
         (("--nonsense",), "unrecognized arguments: --nonsense"),
         (("tail",), "required: STREAM (clawctl tail --help"),

@@ -16,12 +16,27 @@ from typing import Any, NoReturn
 from clawd import __version__
 from clawd.config import default_runtime_dir
 from clawd.core import guard
-from clawd.ctl import cancel, config, consumers, doctor, producers, reload, render, status, stop, streams, tail, top
+from clawd.ctl import (
+    cancel,
+    completion,
+    config,
+    consumers,
+    demo,
+    doctor,
+    producers,
+    reload,
+    render,
+    status,
+    stop,
+    streams,
+    tail,
+    top,
+)
 from clawd.errors import ClawdError
 from clawd.page import Unreachable
 
 # A verb has HELP and EXAMPLE, may have ABOUT and arguments(parser), and either run(options) or collect(options) with
-# show(value) and, when its exit code is not that of every verb, code(value).
+# show(value) and, when its exit code is not that of every verb, code(value). HAS_OWN_OPTIONS: not those of every verb.
 VERBS: dict[str, ModuleType] = {
     "status": status,
     "top": top,
@@ -34,6 +49,8 @@ VERBS: dict[str, ModuleType] = {
     "reload": reload,
     "stop": stop,
     "doctor": doctor,
+    "demo": demo,
+    "completion": completion,
 }
 VALUED = ("--runtime-dir",)
 """Options of every verb that take a value, which is no verb."""
@@ -88,8 +105,16 @@ def _verb_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
     add_arguments = getattr(module, "arguments", None)
     if add_arguments:
         add_arguments(parser)
-    _add_common(parser)
+    if not getattr(module, "HAS_OWN_OPTIONS", False):
+        _add_common(parser)
+    # For `completion`: all that can be said
+    parser.set_defaults(parsers=_parsers, words=getattr(module, "WORDS", ()))
     return parser
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """Each verb's, and that of none, by the verb."""
+    return {"": _top_parser(), **{name: _verb_parser(name, module) for name, module in VERBS.items()}}
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
