@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import json
 import os
 import sys
@@ -54,6 +55,7 @@ VERBS: dict[str, ModuleType] = {
 }
 VALUED = ("--runtime-dir",)
 """Options of every verb that take a value, which is no verb."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CODES = "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no clawd there, 4 degraded"
 
 
@@ -145,6 +147,11 @@ def _run(module: ModuleType, options: argparse.Namespace) -> int:
     return 0
 
 
+def _discard_output() -> None:
+    # Python would write what is left, and complain, at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     verb, rest = _split(sys.argv[1:] if arguments is None else arguments)
     if not verb and {"-h", "--help", "--version"} & set(rest):
@@ -160,8 +167,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         guard()  # against a page that is truncated while it is read
         return _run(module, options)
     except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain at exit otherwise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # whoever read it has enough
+        return 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _discard_output()
+        print(f"clawctl: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0

@@ -19,7 +19,7 @@ _QUIT = frozenset(b"qQ\x04")
 
 
 def can_repaint() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return bool(sys.stdout) and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Terminal:
