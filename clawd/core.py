@@ -141,6 +141,10 @@ class Core:
         """Change these two while it runs, also for the streams that are there."""
         check(lib.claw_core_limit(self._core, stream_bytes, keep_ns), "change the limits")
 
+    def drain(self) -> None:
+        """From now on no stream opens: the engine is told `limit`. Those that live go on."""
+        lib.claw_core_drain(self._core)
+
     def watch(self, fd: int, tag: int) -> None:
         """Have `wait` return `tag`, above 0, while `fd` is readable."""
         check(lib.claw_core_watch(self._core, fd, tag), "watch a descriptor")

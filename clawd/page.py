@@ -152,9 +152,13 @@ class Page:
 
     def quantiles(self, which: int, shares: tuple[float, ...]) -> tuple[int, list[int]]:
         """(count, values in ns) of one of the CLAW_HIST_ histograms."""
+        return quantiles(self.hist(which), shares)
+
+    def hist(self, which: int) -> Any:
+        """A struct claw_hist of its own, with what one of the CLAW_HIST_ histograms holds now."""
         hist = ffi.new("struct claw_hist *")
         self._check(lib.claw_view_hist(self._view, which, hist))
-        return int(hist.count), [int(lib.claw_hist_quantile(hist, share)) for share in shares]
+        return hist
 
     def streams(self) -> Iterator[Any]:
         """A struct claw_page_stream for each stream; the next one takes its place."""
@@ -185,6 +189,11 @@ class Page:
             return check(result, "read clawd's figures")
         except CoreError as error:
             raise ControlError(str(error), "is its shared memory damaged? restart clawd") from error
+
+
+def quantiles(hist: Any, shares: tuple[float, ...]) -> tuple[int, list[int]]:
+    """(count, values in ns) of a struct claw_hist."""
+    return int(hist.count), [int(lib.claw_hist_quantile(hist, share)) for share in shares]
 
 
 def process_state(pid: int) -> str:

@@ -25,6 +25,7 @@ CREDIT_DEFAULT = 262_144
 CREDIT_MAX = 1 << 30
 WAIT_MS_DEFAULT = 30_000
 WAIT_MS_MAX = 3_600_000
+DRAIN_MS_MAX = 86_400_000
 ROLES = ("consumer", "observer", "admin")
 CONTROL_SOCKET = "control.sock"
 RELAY_SOCKET = "relay.sock"
@@ -158,6 +159,26 @@ class Reloaded:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """Have clawd end as SIGTERM does: for root and clawd's own user, else `denied`. Answered by `Stopping` at once.
+
+    With `drain_ms` it ends when no stream is live any more, or that much later: until then streams and clients go on,
+    and new streams and new producers are refused with `limit`.
+    """
+
+    op = "stop"
+    drain_ms: int = _checked(_number(0, DRAIN_MS_MAX), 0)
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """`streams` live ones are waited for."""
+
+    op = "stop"
+    streams: int = _checked(_number(0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
 class Attach:
     """Read `stream` from after sequence `after` (null: from its first token).
 
@@ -231,6 +252,8 @@ Message = (
     | InEffect
     | Reload
     | Reloaded
+    | Stop
+    | Stopping
     | Attach
     | Detach
     | Cancel
@@ -241,7 +264,7 @@ Message = (
 )
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, Settings, Reload)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, Settings, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 

@@ -140,5 +140,6 @@ def _peer(peer: Any, now_ns: int) -> dict[str, Any]:
         "name": text(peer.label, peer.label_len) or None,
         "pid": peer.pid if known else None,
         "uid": peer.uid if known else None,
+        "since_ns": peer.since_ns if known else None,
         "attached_ns": max(0, now_ns - peer.since_ns) if known else None,
     }

@@ -176,6 +176,25 @@ def test_a_closed_pipe_is_no_traceback(daemon: Daemon, verb: str) -> None:
     assert (run.returncode, run.stderr) == (1, "")
 
 
+WITHOUT_HARM = [
+    *((verb,) for verb in LOOKS),
+    ("top", "--count=1", "--interval=0.1"),
+    ("stop", "--dry-run"),
+    ("config",),
+]
+
+
+@pytest.mark.parametrize("words", WITHOUT_HARM)
+def test_an_output_that_is_closed_or_full_is_no_traceback(daemon: Daemon, words: tuple[str, ...]) -> None:
+    for where, code, said in ((">&-", 0, ""), (">/dev/full", 1, "clawctl: cannot write the output: No space left")):
+        run = subprocess.run(
+            ["bash", "-c", f'"$@" {where}', "bash", *command(daemon.runtime_dir, *words)],
+            stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert (run.returncode, run.stderr.count("\n")) == (code, code)
+        assert run.stderr.startswith(said)
+
+
 def test_what_a_peer_named_does_not_reach_the_terminal_as_an_escape(daemon: Daemon) -> None:
     with Producer(HOSTILE, daemon.runtime_dir) as producer:
         producer.open("s")
@@ -210,7 +229,7 @@ def test_whoever_may_not_read_the_page_is_told_so(daemon: Daemon) -> None:
     [
         (("strems",), 'did you mean "streams"?'),
         (("producer",), 'did you mean "producers"?'),
-        (("xyz",), "verbs: status, streams,"),
+        (("xyz",), "verbs: status, top,"),
         (("status", "--nonsense"), "unrecognized arguments: --nonsense (clawctl status --help"),
         (("--nonsense",), "unrecognized arguments: --nonsense"),
         (("tail",), "required: STREAM (clawctl tail --help"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clawd import manual
+from clawd.ctl.main import VERBS
 
 pytestmark = pytest.mark.plain
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,3 +34,9 @@ def test_every_file_it_names_is_there() -> None:
     named = set(re.findall(r"(?<![\w/])(?:clawd|tests)/[\w./]*\w", README))
     assert "clawd/config.py" in named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_table_of_clawctl_has_every_verb() -> None:
+    table = README.partition("\n## clawctl\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert [verb for cell in cells for verb in re.findall(r"`(\w+)[^`]*`", cell)] == list(VERBS)

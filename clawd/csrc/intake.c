@@ -117,6 +117,10 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.reserved ||
 	    record->len != sizeof(open) + (uint32_t)open.name_len + open.meta_len || !is_text(name, open.name_len))
 		return -CLAW_BAD_OPEN;
+	if (core->draining) {
+		refuse(core, ring, record, CLAW_NONE, CLAW_STOPPED_LIMIT);
+		return 0;
+	}
 
 	struct claw_streams *streams = &core->streams;
 	uint32_t stream = claw_stream_find(streams, name, open.name_len);

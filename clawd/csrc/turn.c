@@ -79,6 +79,11 @@ int claw_core_limit(struct claw_core *core, uint64_t stream_bytes, uint64_t keep
 	return 0;
 }
 
+void claw_core_drain(struct claw_core *core)
+{
+	core->draining = 1;
+}
+
 int claw_core_watch(struct claw_core *core, int fd, uint32_t tag)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = tag };

@@ -72,6 +72,9 @@ int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes);
  */
 int claw_core_limit(struct claw_core *core, uint64_t stream_bytes, uint64_t keep_ns);
 
+/* From now on no stream opens: each OPEN is refused with CLAW_STOPPED_LIMIT. Those that live go on. */
+void claw_core_drain(struct claw_core *core);
+
 /* Watch a descriptor of Python's in claw_wait; tag > 0 comes back when it is readable. Level-triggered. */
 int claw_core_watch(struct claw_core *core, int fd, uint32_t tag);
 int claw_core_unwatch(struct claw_core *core, int fd);

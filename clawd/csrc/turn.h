@@ -39,6 +39,7 @@ struct claw_core {
 	uint32_t ring_first; /* whose turn it is to be first */
 	int epoll_fd;
 	int pending; /* the last turn left something undone */
+	int draining; /* no stream opens any more */
 	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
 	struct claw_outcome outcome;
 	struct claw_event events[CLAW_EVENT_COUNT];

@@ -32,12 +32,15 @@ OBJECT = re.compile(r"clawd-([0-9a-f]{16})-(?:[0-9a-f]{16}|stats)")
 
 @dataclass(frozen=True)
 class Finding:
-    """`level` is ok, warn or fail; `fix` says what to do, None when there is nothing to."""
+    """`level` is ok, info, warn or fail; `fix` says what to do, None when there is nothing to. `feature` is for what it
+    matters.
+    """
 
     check: str
     level: str
     what: str
     fix: str | None = None
+    feature: str = "relay"
 
 
 # --- a clawd ---

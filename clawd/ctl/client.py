@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,14 @@ class Client:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._socket.close()
+
+    def daemon_fd(self) -> int:
+        """A pidfd of the clawd at the other end, for the caller to close; -1 when it cannot be seen from here."""
+        pid, _uid, _gid = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        try:
+            return os.pidfd_open(pid) if pid > 0 else -1
+        except OSError:
+            return -1
 
     def ask(self, request: protocol.Message, answer: type[A]) -> A:
         """The answer to one request. Raises Unreachable when none comes, ControlError for a refusal or nonsense."""

@@ -29,6 +29,8 @@ VALUE_COLUMNS, FILE_COLUMNS = 20, 12
 OPERANDS = {"show": 0, "check": 1, "explain": 1, "default": 0, "man": 0}
 """How many words each action takes; `man` is for the installer."""
 ACTIONS = tuple(OPERANDS)[:-1]
+WORDS = (*ACTIONS, *ROWS)
+"""What a shell completes."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,13 +10,16 @@ from typing import Any
 from clawd import stats
 from clawd.ctl import render
 from clawd.ctl.check import Finding, find_daemon, find_host
+from clawd.ctl.features import find_features
+from clawd.ctl.hardware import find_hardware
 
 HELP = "check this host and this clawd, and say what to do"
 ABOUT = (
-    "Each line is ok, warn or fail, what was found, and what to do about it. Exit 0 when all is ok, 4 when something"
-    " only warns, 1 when something fails. Run it as root or as clawd's own user to see everything."
+    "Each line is ok, info, warn or fail, for what it matters, what was found, and what to do about it. relay is what"
+    " clawd is, the other features are extras. Exit 0 when all is ok or info, 4 when something only warns, 1 when"
+    " something fails. Run it as root or as clawd's own user to see everything."
 )
-EXAMPLE = "clawctl doctor --json | jq '.checks[] | select(.level != \"ok\")'"
+EXAMPLE = "clawctl doctor --json | jq '.checks[] | select(.fix)'"
 _CODE = {"ok": 0, "warn": 4, "fail": 1}
 
 
@@ -30,13 +33,15 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from find_daemon(options.runtime_dir)
     yield from find_host(options.runtime_dir)
+    yield from find_features(options.runtime_dir)
+    yield from find_hardware()
 
 
 def show(value: dict[str, Any]) -> str:
     lines = []
     for row in value["checks"]:
         fix = f"; {row['fix']}" if row["fix"] else ""
-        lines.append(render.fold(f"{row['level']:<6}{render.cell(row['what'] + fix)}", 6))
+        lines.append(render.fold(f"{row['level']:<6}{row['feature']:<10}{render.cell(row['what'] + fix)}", 16))
     return "\n".join(lines)
 
 

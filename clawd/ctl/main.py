@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import json
 import os
 import sys
@@ -16,14 +17,30 @@ from typing import Any, NoReturn
 from clawd import __version__
 from clawd.config import default_runtime_dir
 from clawd.core import guard
-from clawd.ctl import cancel, config, consumers, doctor, producers, reload, render, status, streams, tail
+from clawd.ctl import (
+    cancel,
+    completion,
+    config,
+    consumers,
+    demo,
+    doctor,
+    producers,
+    reload,
+    render,
+    status,
+    stop,
+    streams,
+    tail,
+    top,
+)
 from clawd.errors import ClawdError
 from clawd.page import Unreachable
 
 # A verb has HELP and EXAMPLE, may have ABOUT and arguments(parser), and either run(options) or collect(options) with
-# show(value) and, when its exit code is not that of every verb, code(value).
+# show(value) and, when its exit code is not that of every verb, code(value). HAS_OWN_OPTIONS: not those of every verb.
 VERBS: dict[str, ModuleType] = {
     "status": status,
+    "top": top,
     "streams": streams,
     "producers": producers,
     "consumers": consumers,
@@ -31,10 +48,14 @@ VERBS: dict[str, ModuleType] = {
     "cancel": cancel,
     "config": config,
     "reload": reload,
+    "stop": stop,
     "doctor": doctor,
+    "demo": demo,
+    "completion": completion,
 }
 VALUED = ("--runtime-dir",)
 """Options of every verb that take a value, which is no verb."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CODES = "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no clawd there, 4 degraded"
 
 
@@ -86,8 +107,16 @@ def _verb_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
     add_arguments = getattr(module, "arguments", None)
     if add_arguments:
         add_arguments(parser)
-    _add_common(parser)
+    if not getattr(module, "HAS_OWN_OPTIONS", False):
+        _add_common(parser)
+    # For `completion`: all that can be said
+    parser.set_defaults(parsers=_parsers, words=getattr(module, "WORDS", ()))
     return parser
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """Each verb's, and that of none, by the verb."""
+    return {"": _top_parser(), **{name: _verb_parser(name, module) for name, module in VERBS.items()}}
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -118,6 +147,11 @@ def _run(module: ModuleType, options: argparse.Namespace) -> int:
     return 0
 
 
+def _discard_output() -> None:
+    # Python would write what is left, and complain, at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     verb, rest = _split(sys.argv[1:] if arguments is None else arguments)
     if not verb and {"-h", "--help", "--version"} & set(rest):
@@ -133,8 +167,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         guard()  # against a page that is truncated while it is read
         return _run(module, options)
     except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain at exit otherwise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # whoever read it has enough
+        return 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _discard_output()
+        print(f"clawctl: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0

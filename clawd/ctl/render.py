@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -83,10 +84,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int 
         made.add_column(name.upper(), justify=justify, no_wrap=True, overflow="ellipsis", width=room)
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
-    console = Console(width=max(sum(widths) + 2 * len(widths), 8), color_system=None, highlight=False, markup=False)
-    with console.capture() as captured:
-        console.print(made)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    text = io.StringIO()
+    columns = max(sum(widths) + 2 * len(widths), 8)
+    Console(file=text, width=columns, color_system=None, highlight=False, markup=False).print(made)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def _least(header: Sequence[str], rows: Sequence[Sequence[object]]) -> int:

@@ -126,6 +126,7 @@ class Loop:
         self._settings = settings
         self._instance = instance
         self._stopping = False
+        self._drain_until_ns = 0
         self._received = False
         self._epoch = secrets.randbits(63) | 1
         self._registry = Registry(core, settings.config, instance.id, self._epoch, self._answer)
@@ -144,7 +145,10 @@ class Loop:
             if reason:
                 log.warning("systemd not told, going on without", reason=reason)
             while not self._stopping:
-                self._once(BEAT_NS)
+                if not self._drain_until_ns:
+                    self._once(BEAT_NS)
+                else:
+                    self._drain()
             self._stop()
 
     def _once(self, longest_ns: int) -> bool:
@@ -167,6 +171,13 @@ class Loop:
         self._received = relay.receive()
         return more or self._received
 
+    def _drain(self) -> None:
+        """One pass that stops clawd when no stream is live any more, or time is up."""
+        left_ns = self._drain_until_ns - time.monotonic_ns()
+        more = self._once(max(0, min(BEAT_NS, left_ns)))
+        if left_ns <= 0 or not (more or self._core.refresh_totals().streams_live):
+            self._stopping = True
+
     def _log_events(self) -> None:
         for kind, stream, _ring, detail in self._core.events():
             name = self._core.stream_name(stream)
@@ -179,7 +190,19 @@ class Loop:
 
     def _answer(self, request: protocol.Message) -> protocol.Message:
         """To what the registry has found allowed."""
+        if isinstance(request, protocol.Stop):
+            return self._stop_later(request.drain_ms)
         return self._reload() if isinstance(request, protocol.Reload) else self._settings.in_effect()
+
+    def _stop_later(self, drain_ms: int) -> protocol.Stopping:
+        if drain_ms:
+            self._drain_until_ns = time.monotonic_ns() + drain_ms * 1_000_000
+            self._registry.is_draining = True
+            self._core.drain()
+            sd.status("draining")
+        else:
+            self._stopping = True
+        return protocol.Stopping(self._core.refresh_totals().streams_live if drain_ms else 0)
 
     def _reload(self) -> protocol.Reloaded:
         """Read the configuration again, and change what can be changed while running."""

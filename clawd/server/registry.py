@@ -25,6 +25,10 @@ ACCEPT_MAX = 64
 """Connections accepted a turn: a flood of them must not hold up the relay."""
 REFUSED_MAX = 16
 """Connections beyond the limit that are kept until they have said who they are, to be told so."""
+ADMINS_ONLY: dict[type[protocol.Message], str] = {
+    protocol.Reload: "reload the configuration",
+    protocol.Stop: "stop clawd",
+}
 PACKETS_MAX = 16
 """Packets read of one connection a turn."""
 
@@ -59,11 +63,13 @@ class Registry:
         epoch: int,
         reply: Callable[[protocol.Message], protocol.Message],
     ) -> None:
-        """`reply` answers questions about settings."""
+        """`reply` answers questions about settings, and takes orders."""
         self._core = core
         self._reply = reply
         self.config = config
         """A reload puts another in its place."""
+        self.is_draining = False
+        """No new producers."""
         self._instance = instance
         self._epoch = epoch
         self._next_tag = 1
@@ -178,7 +184,7 @@ class Registry:
         if peer.role == "producer":
             raise ProtocolError("a producer sends nothing after hello")
         message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
-        if isinstance(message, protocol.Settings | protocol.Reload):
+        if isinstance(message, protocol.Settings | protocol.Reload | protocol.Stop):
             self._answer(peer, message)
             return
         if isinstance(message, protocol.CancelStream):
@@ -197,11 +203,13 @@ class Registry:
         self._send_packet(peer, protocol.encode(message))
 
     def _answer(self, peer: Peer, request: protocol.Message) -> None:
-        if isinstance(request, protocol.Reload) and peer.uid not in (0, os.geteuid()):
-            log.warning("reload denied", pid=peer.pid, uid=peer.uid)
-            text = "only root and clawd's own user may reload the configuration"
-            self._send(peer, protocol.Failure(code="denied", text=text))
+        what = ADMINS_ONLY.get(type(request))
+        if what and peer.uid not in (0, os.geteuid()):
+            log.warning(f"{request.op} denied", pid=peer.pid, uid=peer.uid)
+            self._send(peer, protocol.Failure(code="denied", text=f"only root and clawd's own user may {what}"))
             return
+        if isinstance(request, protocol.Stop):
+            log.event("told to stop", pid=peer.pid, uid=peer.uid, drain_ms=request.drain_ms)
         self._send(peer, self._reply(request))
 
     def _cancel_stream(self, peer: Peer, request: protocol.CancelStream) -> None:
@@ -233,6 +241,8 @@ class Registry:
         try:
             hello = read_hello(packet)
             peer.label = hello.name
+            if self.is_draining:
+                raise refuse("limit", "clawd is about to stop; try again later")
             if len(self.rings) >= self.config.max_producers:
                 raise refuse("limit", f"{self.config.max_producers} producers are attached already")
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)

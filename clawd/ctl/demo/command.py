@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NoReturn, TextIO
 
 from clawd import __version__
 from clawd.ctl import render
-from clawd.ctl.demo import account
-from clawd.ctl.demo.job import Source, run
+from clawd.ctl.demo import account, job
+from clawd.ctl.demo.job import Source
 from clawd.ctl.demo.screen import Screen
 from clawd.errors import ClawdError, ConfigError, HostError
 
@@ -68,7 +68,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="scripts/demo",
         usage="scripts/demo [--text FILE] [--output FILE] [--rate N] [--seed N] [--json]",
@@ -77,6 +77,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=79),
         allow_abbrev=False,
     )
+    arguments(parser)
+    parser.add_argument("--version", action="version", version=f"clawd {__version__}", help="show the version")
+    return parser.parse_args(words)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", type=Path, metavar="FILE", help="stream this file instead, whatever is in it")
     parser.add_argument(
         "--output",
@@ -93,8 +99,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--json", action="store_true",
         help="last line of stdout is one object; live text and table go to stderr, if that is a terminal",
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"clawd {__version__}", help="show the version")
-    return parser.parse_args(arguments)
 
 
 @contextlib.contextmanager
@@ -150,7 +154,7 @@ def demo(options: argparse.Namespace) -> bool:
             count = "one producer" if len(sources) == 1 else f"{len(sources)} producers"
             print(f"clawd {__version__}: {count}, {pace}, seed {seed}\n", file=out, flush=True)
             screen = Screen(out, [source.name for source in sources], render.width(), _lines())
-        accounts = run(sources, seed, options.rate, screen)
+        accounts = job.run(sources, seed, options.rate, screen)
     if out and screen:
         screen.finish()
         print("" if out.isatty() else "\n", account.show(accounts), sep="", file=out, flush=True)
@@ -170,8 +174,12 @@ def _interrupt(number: int, _frame: object) -> None:
     raise Interrupted(number)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+def main(words: Sequence[str] | None = None) -> int:
+    return run(parse(words))
+
+
+def run(options: argparse.Namespace) -> int:
+    """The whole command, with its exit code."""
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # not where nohup says otherwise
             signal.signal(number, _interrupt)
