@@ -16,6 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
+from tests.bench import producer
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -68,13 +69,22 @@ def show(name: str, result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def show_costs(costs: dict[str, Any]) -> str:
+    rows = []
+    for name, each in costs.items():
+        bound = "-" if each["bound_us"] is None else f"{each['bound_us']:g}"
+        rows.append((name, f"{each['p50_us']:.3f}", f"{each['p99_us']:.3f}", bound))
+    return "producer (microseconds)\n" + render.table(("what", "p50", "p99", "bound"), rows, 110) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure clawd beside plain pyzmq PUSH/PULL and beside today's engine pattern (msgspec batches into"
         " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
     )
-    parser.add_argument("what", nargs="?", default="relay", choices=("relay",), help="what to measure (default relay)")
+    what = "relay: written to read; producer: what a write costs (default: both)"
+    parser.add_argument("what", nargs="?", choices=("relay", "producer"), help=what)
     parser.add_argument("--load", choices=tuple(loads(1)), action="append", help="only this load; may be repeated")
     parser.add_argument("--path", choices=tuple(PATHS), action="append", help="only this path; may be repeated")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each path runs (default 5)")
@@ -88,7 +98,10 @@ def main() -> int:
     if "clawd" not in paths:
         parser.error("--path clawd is what the others are compared with")
     results: dict[str, Any] = {}
-    for name in options.load or chosen:
+    costs = producer.measure(min(seconds, 1.0), min(rounds, 3)) if options.what != "relay" else {}
+    if costs and not options.json:
+        print(show_costs(costs), flush=True)
+    for name in (options.load or chosen) if options.what != "producer" else ():
         results[name] = compare(chosen[name], paths, rounds)
         if not options.json:
             print(show(name, results[name]), flush=True)
@@ -104,7 +117,7 @@ def main() -> int:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     if options.json:
-        print(json.dumps({"version": 1, "about": about, "loads": results}))
+        print(json.dumps({"version": 1, "about": about, "producer": costs, "loads": results}))
     else:
         print("  ".join(f"{key} {value}" for key, value in about.items()))
     lost = sum(each["lost"] for result in results.values() for each in result.values())
