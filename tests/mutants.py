@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "len is not checked against the longest",
         "csrc/drain.c",
-        "record.len > drain->record_max || ",
+        "ret_record->len > drain->record_max || ",
         "",
         FUZZ + "[fuzz_core]",
     ),
@@ -185,9 +185,9 @@ MUTANTS = (
     Mutant(
         "commit before copy",
         "csrc/stream.c",
-        "	return claw_spool_records(streams->spool, block) + streams->spool->slots[block].used +",
+        "	return (struct claw_spooled *)(claw_spool_records(",
         "	claw_spool_block(streams->spool, block)->committed = streams->spool->slots[block].used + bytes;\n"
-        "	return claw_spool_records(streams->spool, block) + streams->spool->slots[block].used +",
+        "	return (struct claw_spooled *)(claw_spool_records(",
         COMMIT,
         often=True,
     ),
