@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -33,6 +34,8 @@ int main(void)
 	claw_page_put_stream(&page, 1, &row, 1);
 	claw_page_publish(&page);
 	pid_t writer = fork();
+	if (!writer)
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a reader that is killed must not leave it behind */
 	for (uint64_t n = 1; !writer; n++) {
 		fill(&row, n);
 		claw_page_put_stream(&page, 1, &row, 1);
