@@ -5,11 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static void *reserve_zeroed(uint64_t bytes)
-{
-	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	return at == MAP_FAILED ? NULL : at;
-}
+#include "reserve.h"
 
 int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *streams, uint32_t connection_max,
 		     uint32_t attachment_max)
@@ -30,11 +26,11 @@ int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *stream
 		.done = { CLAW_NONE, CLAW_NONE },
 		.awaiting = { CLAW_NONE, CLAW_NONE },
 		.unshown = CLAW_NONE,
-		.connections = reserve_zeroed((uint64_t)connection_max * sizeof(struct claw_connection)),
-		.attachments = reserve_zeroed((uint64_t)attachment_max * sizeof(struct claw_attachment)),
-		.hash = reserve_zeroed((uint64_t)buckets * sizeof(uint32_t)),
-		.out = reserve_zeroed(CLAW_OUT_BYTES),
-		.frames = reserve_zeroed(CLAW_FRAME_COUNT * sizeof(struct claw_frame)),
+		.connections = claw_reserve((uint64_t)connection_max * sizeof(struct claw_connection)),
+		.attachments = claw_reserve((uint64_t)attachment_max * sizeof(struct claw_attachment)),
+		.hash = claw_reserve((uint64_t)buckets * sizeof(uint32_t)),
+		.out = claw_reserve(CLAW_OUT_BYTES),
+		.frames = claw_reserve(CLAW_FRAME_COUNT * sizeof(struct claw_frame)),
 	};
 	if (ret_outbox->connections && ret_outbox->attachments && ret_outbox->hash && ret_outbox->out &&
 	    ret_outbox->frames)

@@ -7,16 +7,11 @@
 #include <sys/random.h>
 
 #include "barrier.h"
+#include "reserve.h"
 
 enum {
 	TRIM_BLOCKS = 64, /* let go of at once by a stream that holds more than it may since a limit was lowered */
 };
-
-static void *reserve_zeroed(uint64_t bytes)
-{
-	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	return at == MAP_FAILED ? NULL : at;
-}
 
 int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool, uint32_t max, uint64_t keep_ns,
 		      uint64_t stream_bytes)
@@ -44,8 +39,8 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 	memcpy(streams.hash_key, seed, sizeof(streams.hash_key));
 	streams.ids = seed[2];
 	streams.random = seed[3] | 1;
-	streams.table = reserve_zeroed((uint64_t)max * sizeof(struct claw_stream));
-	streams.hash = reserve_zeroed((uint64_t)buckets * sizeof(uint32_t));
+	streams.table = claw_reserve((uint64_t)max * sizeof(struct claw_stream));
+	streams.hash = claw_reserve((uint64_t)buckets * sizeof(uint32_t));
 	if (!streams.table || !streams.hash) {
 		*ret_streams = streams;
 		claw_streams_deinit(ret_streams);
