@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+import counts
 from clawd import protocol
 from clawd.consumer import Consumer
 from clawd.core import ffi, lib
@@ -72,6 +73,7 @@ def honest(daemon: Daemon, tokens: int = 60) -> Iterator[None]:
         stream.close(block=20)
         got.follow(reading)
     history.check()
+    counts.count(1, "attacks beside an honest stream")
 
 
 def head(value: Callable[[int], int]) -> Callable[[Rogue], None]:
