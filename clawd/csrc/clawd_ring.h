@@ -75,7 +75,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef MAP_ANONYMOUS
+/* glibc decides with its first header what it shows; MAP_ANONYMOUS alone it shows in any case since 2.41 */
+#if !defined(MAP_ANONYMOUS) || (defined(__GLIBC__) && !defined(__USE_GNU))
 #error "compile with -D_GNU_SOURCE, or include clawd_ring.h before any header of libc"
 #endif
 #ifndef MADV_WIPEONFORK
