@@ -22,6 +22,13 @@ def can_repaint() -> bool:
     return bool(sys.stdout) and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def _put(text: str) -> None:
+    """Past sys.stdout, whose buffer refuses a signal's handler while it is being written."""
+    data = text.encode(errors="replace")
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
+
+
 class Terminal:
     """`with Terminal() as terminal:` paints on the alternate screen. SIGTERM and SIGHUP raise SystemExit there; they,
     Ctrl-C and Ctrl-Z leave the terminal as it was.
@@ -49,8 +56,7 @@ class Terminal:
     def paint(self, text: str) -> None:
         """The lines from the top on, as many as there are rows, over what was there."""
         lines = text.splitlines()[: self.rows]
-        sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
-        sys.stdout.flush()
+        _put("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
 
     @property
     def rows(self) -> int:
@@ -73,13 +79,11 @@ class Terminal:
     def _take(self) -> None:
         if self._input is not None:
             tty.setcbreak(self._input, termios.TCSADRAIN)
-        sys.stdout.write(_ENTER)
-        sys.stdout.flush()
+        _put(_ENTER)
 
     def _give_back(self) -> None:
         try:
-            sys.stdout.write(_LEAVE)
-            sys.stdout.flush()
+            _put(_LEAVE)
             if self._input is not None and self._modes is not None:
                 termios.tcsetattr(self._input, termios.TCSADRAIN, self._modes)  # type: ignore[arg-type]
         except (OSError, termios.error):
