@@ -51,6 +51,7 @@ enum {
 	CLAW_STOPPED_EXISTS = 2, /* the name is live or still spooled */
 	CLAW_STOPPED_LIMIT = 3, /* too many streams */
 	CLAW_STOPPED_NO_SPACE = 4, /* the spool has no block */
+	CLAW_STOPPED_DRAINING = 5, /* clawd is about to stop */
 };
 
 /* claw_attached.status */
@@ -62,6 +63,7 @@ enum {
 	CLAW_ATTACH_NO_SPACE = 4,
 	CLAW_ATTACH_BAD_REQUEST = 5,
 	CLAW_ATTACH_STOPPING = 6,
+	CLAW_ATTACH_LOST = 7, /* the ring to attach again is not known here */
 };
 
 /* Page 0 of DATA. Only `head` is read by clawd, once a turn; the rest is for people with a hex dump. */
@@ -117,7 +119,11 @@ struct claw_ctl {
 	uint32_t hint_reason;
 	uint32_t target_rate; /* tokens per 1,000 s a stream should make; 0 = no wish */
 	uint32_t degrade; /* 0 none … 3 most */
-	uint8_t pad4[3568];
+	/* Whose ring it is, for a clawd that takes it over: as told and as seen when it was attached first */
+	uint32_t producer_uid;
+	uint32_t producer_pid;
+	char producer_name[CLAW_PRODUCER_NAME];
+	uint8_t pad4[3496];
 	uint64_t stopped[CLAW_HANDLE_COUNT]; /* open_seq << 8 | CLAW_STOPPED_… */
 };
 
@@ -134,7 +140,10 @@ struct claw_hello {
 	char name[CLAW_PRODUCER_NAME]; /* label for people, NUL-terminated */
 };
 
-/* clawd → producer, with three descriptors when status is 0: DATA (read-write), CTL (read-only), eventfd */
+/*
+ * clawd → producer, when status is 0 with descriptors. A new ring's are DATA (read-write), CTL (read-only), eventfd; for one
+ * that is attached again, to a clawd that started meanwhile, the new eventfd alone.
+ */
 struct claw_attached {
 	uint32_t magic;
 	uint32_t layout;
