@@ -97,18 +97,28 @@ class Consumer:
         self._keeper.start()
 
     def attach(
-        self, stream: str, after: str | None = None, *, wait: float = 30.0, credit: int = protocol.CREDIT_DEFAULT
+        self,
+        stream: str,
+        after: str | None = None,
+        *,
+        wait: float = 30.0,
+        credit: int = protocol.CREDIT_DEFAULT,
+        on_gone: str = "keep",
+        grace: float = 30.0,
     ) -> Reading:
         """Start to read `stream`; returns at once. `after` is a `position` to go on from.
 
         A stream that is not open yet is waited for `wait` seconds. clawd sends at most `credit` bytes (a token's text
         and 24 more) that were not read, which bounds the memory of a reading.
+
+        `on_gone`: what clawd does with the stream when this reading was its last and is gone, closed or by a lost
+        connection: "keep" it, or "cancel" it when no reader has come `grace` seconds later, also before it opened.
         """
         position = None if after is None else parse_position(after)
         self._check()
         with self._lock:
             self._check()
-            inbox = self._link.attach(stream, position, wait, credit)
+            inbox = self._link.attach(stream, position, wait, credit, on_gone, grace)
             reading = Reading(self, inbox)
             self._selection.add(inbox, reading)
             self._used()

@@ -211,7 +211,7 @@ class Core:
         return int(lib.claw_connect(self._core))
 
     def disconnect(self, connection: int) -> None:
-        check(lib.claw_disconnect(self._core, connection), "disconnect")
+        check(lib.claw_disconnect(self._core, connection, time.monotonic_ns()), "disconnect")
 
     def block(self, connection: int, blocked: bool) -> None:
         """Say whether the connection's socket takes frames."""
@@ -232,6 +232,8 @@ class Core:
         credit: int,
         deadline_ns: int = 0,
         cancel: bool = False,
+        observes: bool = False,
+        grace_ms: int = 0,
     ) -> int:
         """0 reads, 1 awaits the stream's opening, or -errno as told at claw_attach_stream in turn.cdef.h."""
         buffer = ffi.from_buffer(name)
@@ -246,13 +248,15 @@ class Core:
                 "incarnation": incarnation or 0,
                 "has_incarnation": incarnation is not None,
                 "cancel": cancel,
+                "observes": observes,
+                "grace_ms": grace_ms,
                 "deadline_ns": deadline_ns,
             },
         )
         return int(lib.claw_attach_stream(self._core, connection, attach, time.monotonic_ns()))
 
     def detach(self, connection: int, id: int) -> bool:
-        return bool(lib.claw_detach(self._core, connection, id))
+        return bool(lib.claw_detach(self._core, connection, id, time.monotonic_ns()))
 
     def cancel(self, connection: int, id: int) -> bool:
         """False: there is no such attachment (any more)."""

@@ -36,8 +36,8 @@ class Inbox:
     `pending` and counts `consumed`. No other field has two writers.
     """
 
-    __slots__ = ("cancel", "consumed", "credit", "done", "error", "expected", "give_up", "id", "incarnation", "limit",
-                 "offset", "pending", "quarter", "received", "stream")  # fmt: skip
+    __slots__ = ("cancel", "consumed", "credit", "done", "error", "expected", "give_up", "grace_ms", "id",
+                 "incarnation", "limit", "offset", "on_gone", "pending", "quarter", "received", "stream")  # fmt: skip
 
     def __init__(self, stream: str, after: tuple[int, int] | None, credit: int, give_up: float) -> None:
         self.stream = stream
@@ -48,6 +48,8 @@ class Inbox:
         self.quarter = max(1, credit // 4)
         self.give_up = give_up  # end of `wait`, by time.monotonic()
         self.cancel = False
+        self.on_gone = "keep"  # what clawd does with the stream when it has no reader left, and how long after
+        self.grace_ms = 0
         self.pending: deque[Page] = deque()
         self.done = False  # nothing will be appended any more
         self.error: ClawdError | None = None  # raised when `pending` is used up

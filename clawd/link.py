@@ -61,6 +61,10 @@ def _disown_all() -> None:
 os.register_at_fork(after_in_child=_disown_all)
 
 
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 def _relay_socket(context: zmq.Context[zmq.Socket[bytes]], path: str) -> zmq.Socket[bytes]:
     relay = context.socket(zmq.DEALER)
     for option, value in (
@@ -131,13 +135,16 @@ class Link:
             return give_up_at if retry_at is None else retry_at
         return min(retry_at, give_up_at)
 
-    def attach(self, stream: str, after: tuple[int, int] | None, wait: float, credit: int) -> Inbox:
+    def attach(
+        self, stream: str, after: tuple[int, int] | None, wait: float, credit: int, on_gone: str, grace: float
+    ) -> Inbox:
         """Start a reading of `stream`, after (incarnation, sequence) or from its start."""
-        if not (isinstance(wait, (int, float)) and math.isfinite(wait) and isinstance(credit, int)):
-            raise ClawdError("cannot attach: wait is seconds, credit is bytes")
+        if not (_is_seconds(wait) and _is_seconds(grace) and isinstance(credit, int)):
+            raise ClawdError("cannot attach: wait and grace are seconds, credit is bytes")
         if self._fatal is not None:
             raise self._fatal
         inbox = Inbox(stream, after, credit, time.monotonic() + wait)
+        inbox.on_gone, inbox.grace_ms = on_gone, round(1000 * grace)
         while self._next_id in self._inboxes:
             self._next_id = self._next_id % (2**32 - 1) + 1
         inbox.id = self._next_id
@@ -240,6 +247,8 @@ class Link:
             credit=credit,
             wait_ms=max(0, round(1000 * (inbox.give_up - time.monotonic()))),
             cancel=inbox.cancel,
+            on_gone=inbox.on_gone,
+            grace_ms=inbox.grace_ms,
         )
 
     def _attach(self, inbox: Inbox) -> None:

@@ -25,6 +25,9 @@ CREDIT_DEFAULT = 262_144
 CREDIT_MAX = 1 << 30
 WAIT_MS_DEFAULT = 30_000
 WAIT_MS_MAX = 3_600_000
+ON_GONE = ("keep", "cancel")
+GRACE_MS_DEFAULT = 30_000
+GRACE_MS_MAX = 3_600_000
 DRAIN_MS_MAX = 86_400_000
 ROLES = ("consumer", "observer", "admin")
 CONTROL_SOCKET = "control.sock"
@@ -185,6 +188,9 @@ class Attach:
     `id` is the client's own number for this reading and comes back in every segment. `incarnation` must be given with
     `after`. `wait_ms` bounds how long a stream that is not open yet is waited for. `cancel` cancels at once: a cancel
     said before a connection was lost is said again so.
+
+    `on_gone` says what is to become of the stream when this was its last reader and is gone: "keep" it, or "cancel" it
+    when nobody has come `grace_ms` later, also before it opened. An observer says "keep": it does not count.
     """
 
     op = "attach"
@@ -196,6 +202,8 @@ class Attach:
     credit: int = _checked(_number(1, CREDIT_MAX), CREDIT_DEFAULT)
     wait_ms: int = _checked(_number(0, WAIT_MS_MAX), WAIT_MS_DEFAULT)
     cancel: bool = _checked(_flag, False)
+    on_gone: str = _checked(_one_of(*ON_GONE), "keep")
+    grace_ms: int = _checked(_number(0, GRACE_MS_MAX), GRACE_MS_DEFAULT)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def test_a_stream_cut_inside_characters_is_read_as_it_was_written(relay, consume
 @pytest.mark.parametrize(
     ("stream", "more"),
     [("", {}), ("x" * 256, {}), ("\ud800", {}), ("s", {"credit": 0}), ("s", {"credit": 1 << 31}), ("s", {"wait": 1e9}),
-     ("s", {"wait": float("nan")}), ("s", {"after": "nonsense"}), ("s", {"after": "99999999999-1"})],
+     ("s", {"wait": float("nan")}), ("s", {"on_gone": "drop"}), ("s", {"grace": -1.0}), ("s", {"grace": 1e9}),
+     ("s", {"after": "nonsense"}), ("s", {"after": "99999999999-1"})],
 )  # fmt: skip
 def test_an_attach_that_cannot_be_right_raises_at_once(consumer, stream, more):
     with pytest.raises(ClawdError):

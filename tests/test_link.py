@@ -37,6 +37,15 @@ def test_attach_says_what_was_asked(relay, consumer):
     assert (attach.stream, attach.after, attach.incarnation) == ("s", 41, 9)
     assert (attach.credit, attach.cancel, attach.session) == (5000, False, "session-1")
     assert 1000 < attach.wait_ms <= 1500
+    assert (attach.on_gone, attach.grace_ms) == ("keep", 30_000)
+
+
+def test_what_is_to_become_of_an_unread_stream_is_said_again_after_a_reconnect(relay, consumer):
+    consumer.attach("s", on_gone="cancel", grace=1.5)
+    first = relay.expect(Attach)
+    relay.drop_relay()
+    again = relay.expect(Attach)
+    assert [(said.on_gone, said.grace_ms) for said in (first, again)] == [("cancel", 1500)] * 2
 
 
 @pytest.mark.parametrize("order", ["connected first", "welcome first"])

@@ -26,6 +26,7 @@ NOUNS = (
     "text",
     "spool",
     "stream",
+    "grace",
     "outbox",
     "pack",
     "intake",

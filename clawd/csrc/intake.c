@@ -48,6 +48,12 @@ void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns
 	end_stream(core, ring, stream, 0, (const uint8_t *)reason, sizeof(reason) - 1, now_ns);
 }
 
+void claw_stream_unread(struct claw_core *core, uint32_t stream, uint64_t now_ns)
+{
+	note(core, CLAW_EVENT_UNREAD, stream, &core->rings[core->streams.table[stream].ring], 0);
+	claw_stream_cancel(core, stream, now_ns);
+}
+
 void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns)
 {
 	for (uint32_t handle = 0; handle < CLAW_HANDLE_COUNT && ring->live; handle++) {
@@ -151,6 +157,8 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	note(core, CLAW_EVENT_OPENED, stream, ring, 0);
 	if (claw_outbox_cancelled(&core->outbox, stream))
 		claw_stream_cancel(core, stream, now_ns);
+	else if (streams->table[stream].doomed)
+		claw_stream_unread(core, stream, now_ns);
 	return 0;
 }
 

@@ -188,7 +188,25 @@ void claw_attachment_done(struct claw_outbox *outbox, uint32_t index)
 	append(outbox, index, CLAW_QUEUE_DONE);
 }
 
-static void free_attachment(struct claw_outbox *outbox, uint32_t index)
+/* A reader came or went: what is to become of the stream is for the newest one to say, or for the last. */
+static void count_reader(struct claw_outbox *outbox, uint32_t index, int change, uint32_t grace_ms, uint64_t now_ns)
+{
+	struct claw_stream *stream = &outbox->streams->table[index];
+	stream->readers += (uint32_t)change;
+	for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream) {
+		if (!outbox->attachments[at].observes) {
+			grace_ms = outbox->attachments[at].grace_ms;
+			break;
+		}
+	}
+	claw_stream_grace(outbox->streams, index, grace_ms);
+	if (stream->readers)
+		claw_grace_stop(outbox->streams, index);
+	else
+		claw_grace_start(outbox->streams, index, now_ns);
+}
+
+static void free_attachment(struct claw_outbox *outbox, uint32_t index, uint64_t now_ns)
 {
 	struct claw_attachment *entry = &outbox->attachments[index];
 	struct claw_connection *connection = &outbox->connections[entry->connection];
@@ -208,6 +226,8 @@ static void free_attachment(struct claw_outbox *outbox, uint32_t index)
 		outbox->attachments[entry->next_of_stream].prev_of_stream = entry->prev_of_stream;
 	stream->attachment_count--;
 	stream->row.attachments--;
+	if (!entry->observes)
+		count_reader(outbox, entry->stream, -1, entry->grace_ms, now_ns);
 	claw_stream_touch(outbox->streams, entry->stream, CLAW_UNSHOWN_PART);
 	claw_connection_touch(outbox, entry->connection, CLAW_UNSHOWN_PART);
 
@@ -227,10 +247,10 @@ static void free_attachment(struct claw_outbox *outbox, uint32_t index)
 		claw_stream_release(outbox->streams, (uint32_t)(stream - outbox->streams->table));
 }
 
-void claw_outbox_sweep(struct claw_outbox *outbox)
+void claw_outbox_sweep(struct claw_outbox *outbox, uint64_t now_ns)
 {
 	while (outbox->done.head != CLAW_NONE)
-		free_attachment(outbox, outbox->done.head);
+		free_attachment(outbox, outbox->done.head, now_ns);
 }
 
 int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_unmet *ret_unmet, int max)
@@ -248,7 +268,7 @@ int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_u
 				.connection = outbox->connections[attachment->connection].id,
 				.id = attachment->id,
 			};
-			free_attachment(outbox, at);
+			free_attachment(outbox, at, now_ns);
 		} else if (!next_ns || attachment->deadline_ns < next_ns) {
 			next_ns = attachment->deadline_ns;
 		}
@@ -262,13 +282,13 @@ int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_u
 	return count;
 }
 
-int claw_connection_close(struct claw_outbox *outbox, uint32_t id)
+int claw_connection_close(struct claw_outbox *outbox, uint32_t id, uint64_t now_ns)
 {
 	struct claw_connection *connection = connection_of(outbox, id);
 	if (!connection)
 		return -ENOENT;
 	while (connection->attachments != CLAW_NONE)
-		free_attachment(outbox, connection->attachments);
+		free_attachment(outbox, connection->attachments, now_ns);
 	connection->id = 0;
 	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);
 	connection->next_free = outbox->connection_free;
@@ -333,7 +353,7 @@ int claw_flow_take(struct claw_outbox *outbox, uint32_t id, const uint8_t *messa
 	return 0;
 }
 
-int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct claw_attach *attach)
+int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct claw_attach *attach, uint64_t now_ns)
 {
 	struct claw_connection *connection = connection_of(outbox, id);
 	struct claw_streams *streams = outbox->streams;
@@ -344,7 +364,7 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 	uint32_t owner = (uint32_t)(connection - outbox->connections);
 	uint32_t at = find(outbox, owner, attach->id);
 	if (at != CLAW_NONE) /* said again */
-		free_attachment(outbox, at);
+		free_attachment(outbox, at, now_ns);
 
 	uint32_t index = claw_stream_find(streams, attach->name, attach->name_len);
 	uint32_t state = index == CLAW_NONE ? CLAW_STREAM_FREE : streams->table[index].state;
@@ -390,6 +410,8 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 		.next_of_connection = connection->attachments,
 		.queue = CLAW_QUEUE_NONE,
 		.cancel = attach->cancel,
+		.observes = attach->observes,
+		.grace_ms = attach->grace_ms,
 		.next_seq = (uint64_t)(attach->after + 1),
 		.block = CLAW_NONE,
 		.credit_limit = attach->credit,
@@ -401,6 +423,8 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 	stream->attachments = at;
 	stream->attachment_count++;
 	stream->row.attachments++;
+	if (!attach->observes)
+		count_reader(outbox, index, 1, attach->grace_ms, now_ns);
 	claw_stream_touch(streams, index, CLAW_UNSHOWN_PART);
 	claw_connection_touch(outbox, owner, CLAW_UNSHOWN_PART);
 	if (connection->attachments != CLAW_NONE)
@@ -424,12 +448,12 @@ uint32_t claw_attachment_find(struct claw_outbox *outbox, uint32_t connection, u
 	return owner ? find(outbox, (uint32_t)(owner - outbox->connections), id) : CLAW_NONE;
 }
 
-int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id)
+int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id, uint64_t now_ns)
 {
 	uint32_t at = claw_attachment_find(outbox, connection, id);
 	if (at == CLAW_NONE)
 		return 0;
-	free_attachment(outbox, at);
+	free_attachment(outbox, at, now_ns);
 	return 1;
 }
 

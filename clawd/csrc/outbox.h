@@ -32,6 +32,8 @@ struct claw_attachment {
 	uint8_t queue; /* which queue it is in */
 	uint8_t opened; /* OPEN was sent */
 	uint8_t cancel; /* cancelled before the stream opened */
+	uint8_t observes;
+	uint32_t grace_ms; /* of the attach */
 	uint64_t next_seq; /* first sequence not sent yet */
 	uint64_t block_serial; /* of the block under the cursor: another serial there means it was evicted */
 	uint32_t block, offset;
@@ -84,14 +86,15 @@ int claw_outbox_build(struct claw_outbox *outbox);
 int claw_outbox_cancelled(const struct claw_outbox *outbox, uint32_t stream);
 
 uint32_t claw_connection_open(struct claw_outbox *outbox);
-int claw_connection_close(struct claw_outbox *outbox, uint32_t connection);
+int claw_connection_close(struct claw_outbox *outbox, uint32_t connection, uint64_t now_ns);
 int claw_connection_block(struct claw_outbox *outbox, uint32_t connection, int blocked);
 int claw_connection_name(struct claw_outbox *outbox, uint32_t connection, const struct claw_page_peer *peer);
 /* Its row changed, to this extent: show it after this turn. */
 void claw_connection_touch(struct claw_outbox *outbox, uint32_t index, uint8_t unshown);
 int claw_flow_take(struct claw_outbox *outbox, uint32_t connection, const uint8_t *message, size_t len);
-int claw_attachment_open(struct claw_outbox *outbox, uint32_t connection, const struct claw_attach *attach);
-int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id);
+int claw_attachment_open(struct claw_outbox *outbox, uint32_t connection, const struct claw_attach *attach,
+			 uint64_t now_ns);
+int claw_attachment_close(struct claw_outbox *outbox, uint32_t connection, uint32_t id, uint64_t now_ns);
 /* Index of an attachment, or CLAW_NONE. */
 uint32_t claw_attachment_find(struct claw_outbox *outbox, uint32_t connection, uint32_t id);
 /* Put it in the queue that fits what it has to get next. */
@@ -102,6 +105,6 @@ void claw_connection_ready(struct claw_outbox *outbox, uint32_t index);
 /* Take out attachments that waited in vain, at most max. */
 int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_unmet *ret_unmet, int max);
 /* Free the attachments whose CLOSE went out with the last turn. */
-void claw_outbox_sweep(struct claw_outbox *outbox);
+void claw_outbox_sweep(struct claw_outbox *outbox, uint64_t now_ns);
 
 #endif

@@ -41,7 +41,7 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 	streams.random = seed[3] | 1;
 	streams.table = claw_reserve((uint64_t)max * sizeof(struct claw_stream));
 	streams.hash = claw_reserve((uint64_t)buckets * sizeof(uint32_t));
-	if (!streams.table || !streams.hash) {
+	if (claw_grace_init(&streams.grace, max) < 0 || !streams.table || !streams.hash) {
 		*ret_streams = streams;
 		claw_streams_deinit(ret_streams);
 		return -ENOMEM;
@@ -56,6 +56,7 @@ void claw_streams_deinit(struct claw_streams *streams)
 		munmap(streams->table, (uint64_t)streams->max * sizeof(struct claw_stream));
 	if (streams->hash)
 		munmap(streams->hash, ((uint64_t)streams->hash_mask + 1) * sizeof(uint32_t));
+	claw_grace_deinit(&streams->grace, streams->max);
 	streams->table = NULL;
 	streams->hash = NULL;
 }
@@ -165,7 +166,8 @@ static void forget(struct claw_streams *streams, uint32_t index, uint64_t now_ns
 void claw_stream_release(struct claw_streams *streams, uint32_t index)
 {
 	struct claw_stream *stream = &streams->table[index];
-	if (stream->attachment_count || (stream->state != CLAW_STREAM_AWAITED && stream->state != CLAW_STREAM_GONE))
+	if (stream->attachment_count || stream->grace_at ||
+	    (stream->state != CLAW_STREAM_AWAITED && stream->state != CLAW_STREAM_GONE))
 		return;
 	if (stream->state == CLAW_STREAM_GONE)
 		list_remove(streams, &streams->gone, index);
@@ -345,6 +347,7 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	if (!spooled)
 		return -ENOSPC;
 	stream->ring = stream->row.ring = ring;
+	streams->grace.awaited -= stream->grace_at != 0;
 	set_state(streams, stream, CLAW_STREAM_LIVE);
 	memcpy(spooled + 1, meta, meta_len);
 	*spooled = (struct claw_spooled){
@@ -379,6 +382,7 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring
 	stream->row.reason_len = reason_len;
 	stream->row.ended_ns = now_ns;
 	stream->ring = CLAW_NONE;
+	claw_grace_stop(streams, index);
 	set_state(streams, stream, CLAW_STREAM_ENDED);
 	stream->deadline_ns = now_ns + streams->keep_ns;
 	list_add(streams, &streams->ended, index);

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "page.h"
+#include "grace.h"
 #include "hash.h"
 #include "spool.h"
 #include "text.h"
@@ -38,6 +39,11 @@ struct claw_stream {
 	uint32_t block_count;
 	uint32_t attachments; /* first in its list */
 	uint32_t attachment_count;
+	uint32_t readers; /* of these attachments, those that are no observer's */
+	uint32_t grace_ms; /* nobody reads it for so long = it is cancelled; 0 = never */
+	uint32_t grace_at; /* its place in the heap of timers + 1, 0 = no timer runs */
+	uint8_t doomed; /* AWAITED, and cancelled when it opens */
+	uint64_t grace_ns; /* when the timer ends */
 	uint64_t deadline_ns; /* ENDED: when its blocks go; GONE: when its name goes */
 	struct claw_stream_row row;
 };
@@ -53,6 +59,7 @@ struct claw_streams {
 	uint32_t count[CLAW_STREAM_GONE + 1]; /* by state */
 	struct claw_list ended, gone;
 	struct claw_list dirty; /* streams with news for their attachments, in the order it came */
+	struct claw_grace grace; /* timers of those that nobody reads */
 	uint32_t unshown; /* first of those whose row changed since the last turn */
 	uint64_t hash_key[2];
 	uint64_t ids; /* stream ids given */

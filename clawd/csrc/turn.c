@@ -233,9 +233,10 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	core->outcome.event_count = 0;
 	claw_count(&core->totals->turns, 1);
 	/* What the last turn sent is accounted by now; its places are free for what opens in this one */
-	claw_outbox_sweep(&core->outbox);
+	claw_outbox_sweep(&core->outbox, now_ns);
 	/* Before new ends come: a stream is packed once at least, however short it is kept */
 	claw_streams_expire(&core->streams, now_ns);
+	claw_grace_expire(core, now_ns);
 	/* Rings whose producer is gone come first, so that their ends precede what a successor opens */
 	for (uint32_t i = 0; i < core->ring_used; i++)
 		if (core->rings[i].state == CLAW_RING_LEFT)
@@ -342,10 +343,10 @@ uint32_t claw_connect(struct claw_core *core)
 	return claw_connection_open(&core->outbox);
 }
 
-int claw_disconnect(struct claw_core *core, uint32_t connection)
+int claw_disconnect(struct claw_core *core, uint32_t connection, uint64_t now_ns)
 {
 	core->pending = 1;
-	return claw_connection_close(&core->outbox, connection);
+	return claw_connection_close(&core->outbox, connection, now_ns);
 }
 
 int claw_block(struct claw_core *core, uint32_t connection, int blocked)
@@ -362,17 +363,17 @@ int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *messag
 
 int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct claw_attach *attach, uint64_t now_ns)
 {
-	int result = claw_attachment_open(&core->outbox, connection, attach);
+	int result = claw_attachment_open(&core->outbox, connection, attach, now_ns);
 	core->pending = 1;
 	if (result == 0 && attach->cancel)
 		claw_cancel(core, connection, attach->id, now_ns);
 	return result;
 }
 
-int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id)
+int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns)
 {
 	core->pending = 1;
-	return claw_attachment_close(&core->outbox, connection, id);
+	return claw_attachment_close(&core->outbox, connection, id, now_ns);
 }
 
 int claw_unmet(struct claw_core *core, uint64_t now_ns, struct claw_unmet *ret_unmet, int max)

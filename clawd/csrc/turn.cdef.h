@@ -19,6 +19,7 @@ enum {
 	CLAW_EVENT_OPENED = 1, /* stream: index */
 	CLAW_EVENT_ENDED = 2,
 	CLAW_EVENT_REFUSED = 3, /* detail: CLAW_STOPPED_… */
+	CLAW_EVENT_UNREAD = 4, /* is cancelled now, as nobody reads it */
 	CLAW_EVENT_COUNT = 1024, /* events a turn; more are counted in events_missed */
 	CLAW_TURN_RECORDS = 1024, /* records a ring may bring in one turn */
 	CLAW_TURN_BYTES = 0x20000, /* and bytes */
@@ -110,7 +111,7 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 
 /* Connections: 0 = no room. The others return 0 or -errno: ENOENT, no such connection. */
 uint32_t claw_connect(struct claw_core *core);
-int claw_disconnect(struct claw_core *core, uint32_t connection);
+int claw_disconnect(struct claw_core *core, uint32_t connection, uint64_t now_ns);
 int claw_block(struct claw_core *core, uint32_t connection, int blocked);
 /* A flow message. -EBADMSG: it breaks a rule. */
 int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *message, size_t len);
@@ -120,7 +121,7 @@ int claw_flow(struct claw_core *core, uint32_t connection, const uint8_t *messag
  */
 int claw_attach_stream(struct claw_core *core, uint32_t connection, const struct claw_attach *attach, uint64_t now_ns);
 /* 1 = there was one */
-int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id);
+int claw_detach(struct claw_core *core, uint32_t connection, uint32_t id, uint64_t now_ns);
 /* Take out attachments whose stream did not open in time. Returns how many were written to ret_unmet. */
 int claw_unmet(struct claw_core *core, uint64_t now_ns, struct claw_unmet *ret_unmet, int max);
 /* End a stream for everybody, whoever asks: 0, -ENOENT no such stream is open, -ESTALE it ended before. */

@@ -64,5 +64,7 @@ int claw_ring_hear(struct claw_core *core, struct claw_ring *ring);
 int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns);
 void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns);
 void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns);
+/* Likewise, as nobody reads it. */
+void claw_stream_unread(struct claw_core *core, uint32_t stream, uint64_t now_ns);
 
 #endif

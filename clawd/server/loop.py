@@ -185,6 +185,8 @@ class Loop:
                 log.warning("stream refused", stream=name or None, code=REFUSED.get(detail, detail))
             elif kind == lib.CLAW_EVENT_OPENED:
                 log.event("stream opened", logging.DEBUG, stream=name)
+            elif kind == lib.CLAW_EVENT_UNREAD:
+                log.event("stream cancelled", stream=name, why="nobody reads it")
             else:
                 log.event("stream ended", logging.DEBUG, stream=name)
 

@@ -313,7 +313,8 @@ class Relay:
             label = Label(client.label, client.pid, client.uid, _ROLES[client.role])
             self._core.label_connection(connection.number, label)
             self._by_session[request.session] = connection
-        if connection.observes and request.cancel:
+        cancels_later = request.on_gone == "cancel"
+        if connection.observes and (request.cancel or cancels_later):
             self._deny_cancel(connection, request.id)
             return
         if request.after is not None and request.incarnation is None:
@@ -327,6 +328,8 @@ class Relay:
             credit=request.credit,
             deadline_ns=time.monotonic_ns() + request.wait_ms * 1_000_000 if request.wait_ms else 0,
             cancel=request.cancel,
+            observes=connection.observes,
+            grace_ms=max(1, request.grace_ms) if cancels_later else 0,
         )
         if result < 0:
             code, text = _ATTACH_CODES.get(result, ("bad_request", os.strerror(-result)))

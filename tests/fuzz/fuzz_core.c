@@ -242,6 +242,8 @@ static void attach(void)
 	request.after = (int64_t)(flags & 2 ? take(1) % 16 : 0) - 1;
 	request.deadline_ns = flags & 8 ? it.now_ns + 1000000 * take(1) : 0;
 	request.cancel = flags & 4 ? 1 : 0;
+	request.observes = flags & 16 ? 1 : 0;
+	request.grace_ms = flags & 32 ? (uint32_t)take(1) : 0;
 	it.readings[++it.ids] = (struct reading){ .client = client, .expected = (uint64_t)(request.after + 1), .known = 1 };
 	if (claw_attach_stream(it.core, it.clients[client], &request, it.now_ns) < 0)
 		it.readings[it.ids].known = 0;
@@ -287,7 +289,7 @@ static void flow(uint32_t client, int any)
 
 static void reconnect(uint32_t client)
 {
-	CHECK(claw_disconnect(it.core, it.clients[client]) == 0);
+	CHECK(claw_disconnect(it.core, it.clients[client], it.now_ns) == 0);
 	it.clients[client] = claw_connect(it.core);
 	CHECK(it.clients[client]);
 	it.charged[client] = it.acked[client] = 0;
@@ -331,7 +333,7 @@ static void perform(uint64_t operation)
 		id = 1 + (uint32_t)take(1) % IDS;
 		if (operation == CANCEL) {
 			claw_cancel(it.core, it.clients[it.readings[id % IDS].client], id, it.now_ns);
-		} else if (claw_detach(it.core, it.clients[it.readings[id % IDS].client], id)) {
+		} else if (claw_detach(it.core, it.clients[it.readings[id % IDS].client], id, it.now_ns)) {
 			it.readings[id % IDS].known = 0;
 		}
 		break;
