@@ -121,9 +121,9 @@ class Owner(Protocol):
 
 def parse_position(position: str) -> tuple[int, int]:
     """(incarnation, sequence) of what `position` gave. Raises ClawdError for anything else."""
-    match = re.fullmatch(r"(\d{1,10})-(\d{1,19})", position, re.ASCII)
-    if match is None:
-        raise ClawdError(f"{position[:60]!r} is not a position", 'pass what a reading\'s "position" gave')
+    match = re.fullmatch(r"(\d{1,10})-(\d{1,19})", position, re.ASCII) if isinstance(position, str) else None
+    if match is None or int(match[1]) >= 2**32 or int(match[2]) >= 2**63:
+        raise ClawdError(f"{str(position)[:60]!r} is not a position", 'pass what a reading\'s "position" gave')
     return int(match[1]), int(match[2])
 
 
