@@ -125,6 +125,9 @@ def _row(section: str, kind: Kind, default: str | Callable[[], Any], help: str, 
     return field(default_factory=row.default_value, metadata={"row": row})
 
 
+_SHARE = "A user at this limit leaves room for others; more than the limit for all is no more than that."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """What a clawd runs with: sizes in bytes, times in ns. Checked when made; raises ConfigError."""
@@ -181,9 +184,27 @@ class Config:
         reload=True,
     )
     max_streams: int = _row("stream", COUNT, "16384", "streams at once, ended ones included", low="1", high="1048576")
+    user_streams: int = _row(
+        "stream", COUNT, "12288", "live streams of one user's producers", _SHARE, low="1", high="1048576"
+    )
     max_producers: int = _row("stream", COUNT, "64", "producers at once", low="1", high="4096")
+    user_producers: int = _row("stream", COUNT, "48", "producers of one user", _SHARE, low="1", high="4096")
+    max_ring_bytes: int = _row(
+        "stream",
+        SIZE,
+        "1G",
+        "memory of all producers' rings",
+        "Shared memory, allocated as producers attach. One that would go beyond it is refused.",
+        low="4k",
+        high="1T",
+    )
+    user_ring_bytes: int = _row("stream", SIZE, "768M", "memory of one user's rings", _SHARE, low="4k", high="1T")
     max_clients: int = _row("stream", COUNT, "1024", "connections of clients at once", low="1", high="65536")
+    user_clients: int = _row("stream", COUNT, "768", "clients of one user", _SHARE, low="1", high="65536")
     max_attachments: int = _row("stream", COUNT, "65536", "readings at once, over all clients", low="1", high="1048576")
+    user_attachments: int = _row(
+        "stream", COUNT, "49152", "readings of one user's clients", _SHARE, low="1", high="1048576"
+    )
     prefetch_window: int = _row(
         "stream",
         COUNT,
@@ -230,13 +251,19 @@ class Config:
             raise error
 
 
+RELAY_SLACK = 64
+"""Connections of the relay beyond max_clients: a client that comes again may be here twice for a moment."""
+RELAY_AHEAD = 1024
+"""Connections that libzmq may have accepted before clawd has seen them."""
+
+
 def files_needed(max_producers: int, max_clients: int) -> int:
     """Descriptors of a daemon with so many peers.
 
     A producer takes its control connection, pidfd and eventfd, and one more while a ring is handed over; a client its
-    control and its relay connection; clawd itself some 64.
+    control and its relay connection; clawd itself some 64. On top comes what libzmq may accept before it is stopped.
     """
-    return 4 * max_producers + 2 * max_clients + 64
+    return 4 * max_producers + 2 * max_clients + RELAY_SLACK + RELAY_AHEAD + 64
 
 
 def _settings() -> tuple[Setting, ...]:

@@ -61,6 +61,9 @@ class Limits:
     max_rings: int
     max_connections: int
     max_attachments: int
+    user_streams: int = 0
+    """Live ones; 0: as many as there may be."""
+    user_attachments: int = 0
 
 
 def page_bytes(limits: Limits) -> int:

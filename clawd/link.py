@@ -277,9 +277,14 @@ class Link:
             self._give_up_at = None
             for inbox in list(self._inboxes.values()):
                 if inbox.limit == 0 and now >= inbox.give_up + _ANSWER_S:
-                    self._finish(inbox, ControlError(f'no answer from clawd at "{self.runtime_dir}"', "is it running?"))
+                    self._finish(inbox, self._no_answer())
                 else:
                     self._expect_answer(inbox)
+
+    def _no_answer(self) -> ControlError:
+        if self._session.refusal:
+            return ControlError(f"clawd has no room for this client: {self._session.refusal}")
+        return ControlError(f'no answer from clawd at "{self.runtime_dir}"', "is it running?")
 
     def _finish(self, inbox: Inbox, error: ClawdError | None) -> None:
         self._inboxes.pop(inbox.id, None)

@@ -56,6 +56,8 @@ class Session:
         self._retry_s = _RETRY_FIRST_S
         self.name: str | None = None
         """What attaches carry; None while there is no welcome."""
+        self.refusal = ""
+        """Why clawd has no room for this client just now, in its words."""
         self.retry_at: float | None = None
         try:
             self._dial()
@@ -116,11 +118,13 @@ class Session:
                 raise ControlError(f"clawd answered nonsense: {error}") from error
             if isinstance(message, protocol.Welcome):
                 self.name = message.session
+                self.refusal = ""
                 self._retry_s = _RETRY_FIRST_S
                 named = True
             elif isinstance(message, protocol.Failure):
                 if message.code in _FINAL:
                     raise ControlError(f"clawd refused this client: {message.text} ({message.code})")
+                self.refusal = f"{message.text} ({message.code})"
                 self._lose()
                 return False
         return named

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from pathlib import Path
 
@@ -22,9 +24,8 @@ class Reader:
 
 def test_frames_that_meet_a_full_queue_are_sent_later_in_order(tmp_path: Path) -> None:
     with Rig({"stream_bytes": 1 << 19}) as rig, zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        relay = Relay(rig.core, {"session": Reader()})
+        relay = Relay(rig.core, {"session": Reader()}, 8, 8)
         relay._socket.setsockopt(zmq.SNDHWM, 1)
-        relay._socket.setsockopt(zmq.SNDBUF, 4096)
         relay.listen(tmp_path / "relay.sock")
         for option, value in ((zmq.PROBE_ROUTER, 1), (zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVBUF, 4096)):
             client.setsockopt(option, value)
@@ -54,6 +55,7 @@ def test_frames_that_meet_a_full_queue_are_sent_later_in_order(tmp_path: Path) -
             message = client.recv()
             if message[:1] == b"{":
                 assert protocol.decode(message, protocol.RELAY_REPLIES).op == "connected"
+                narrow(relay)
                 client.send(protocol.encode(attach))
                 attached = True
                 continue
@@ -65,6 +67,14 @@ def test_frames_that_meet_a_full_queue_are_sent_later_in_order(tmp_path: Path) -
         assert kept, "the queue was never full"
         assert got == list(range(count))
         relay.close()
+
+
+def narrow(relay: Relay) -> None:
+    """Let the kernel hold little: libzmq sets no buffer's size on ipc, and a whole window fits into the usual one."""
+    relay._door.look()
+    for fd in relay._door._users:
+        with socket.socket(fileno=os.dup(fd)) as accepted:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 def flow(connection: int, acked: int) -> bytes:

@@ -29,6 +29,7 @@ NOUNS = (
     "grace",
     "outbox",
     "pack",
+    "share",
     "intake",
     "show",
     "wait",

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "barrier.h"
+#include "share.h"
 #include "turn.h"
 
 static void note(struct claw_core *core, uint32_t kind, uint32_t stream, const struct claw_ring *ring, uint32_t detail)
@@ -123,7 +124,7 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.reserved ||
 	    record->len != sizeof(open) + (uint32_t)open.name_len + open.meta_len || !is_text(name, open.name_len))
 		return -CLAW_BAD_OPEN;
-	if (core->draining) {
+	if (core->draining || !claw_share_stream(core, ring)) {
 		refuse(core, ring, record, CLAW_NONE, CLAW_STOPPED_LIMIT);
 		return 0;
 	}

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "reserve.h"
+#include "share.h"
 
 int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *streams, uint32_t connection_max,
 		     uint32_t attachment_max)
@@ -381,7 +382,8 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 	} else if (!attach->deadline_ns) {
 		return -ENOENT;
 	}
-	if (outbox->attachment_free == CLAW_NONE && outbox->attachment_used == outbox->attachment_max)
+	if ((outbox->attachment_free == CLAW_NONE && outbox->attachment_used == outbox->attachment_max) ||
+	    !claw_share_attachment(outbox, connection))
 		return -EDQUOT;
 	if (index == CLAW_NONE) {
 		/* Names that nobody has opened may not fill the table */

@@ -63,6 +63,7 @@ struct claw_outbox {
 	uint32_t *hash;
 	uint32_t hash_mask;
 	uint32_t connection_max, attachment_max;
+	uint32_t attachments_per_user; /* 0 = no less than all */
 	uint32_t connection_used, attachment_used; /* entries ever used */
 	uint32_t connection_free, attachment_free;
 	uint32_t attachment_count;

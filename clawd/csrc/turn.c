@@ -39,6 +39,7 @@ struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd
 	if (!result)
 		result = claw_outbox_init(&core->outbox, &core->streams, limits->max_connections,
 					  limits->max_attachments);
+	core->outbox.attachments_per_user = limits->user_attachments;
 	if (!result)
 		return core;
 fail:

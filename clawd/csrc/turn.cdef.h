@@ -13,6 +13,8 @@ struct claw_limits {
 	uint32_t max_rings;
 	uint32_t max_connections;
 	uint32_t max_attachments;
+	uint32_t user_streams; /* live ones; 0 = as many as there may be */
+	uint32_t user_attachments; /* likewise */
 };
 
 enum {

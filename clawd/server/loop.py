@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clawd import __version__, log, protocol, sd
-from clawd.config import Config, files_needed
+from clawd.config import RELAY_SLACK, Config, files_needed
 from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
 from clawd.page import stats_name
@@ -31,6 +31,8 @@ SPOOL_OBJECT_BYTES = 256 << 20
 """A larger spool is cut into objects of this size."""
 SPOOL_SHARE = 4
 """The spool may take one part in so many of the shared memory that is free."""
+FEWEST_CONNECTIONS = 8
+"""Of clients, also where there are not the descriptors for them."""
 STOP_NS = 1_000_000_000
 """How long the last pass over the rings may take."""
 BEAT_NS = 1_000_000_000
@@ -62,6 +64,8 @@ def serve(configuration: Configuration, sources: Sources) -> int:
             max_rings=config.max_producers,
             max_connections=config.max_clients,
             max_attachments=config.max_attachments,
+            user_streams=config.user_streams,
+            user_attachments=config.user_attachments,
         )
         check_room(config.spool_bytes)
         with shown(instance.id, limits) as core:
@@ -98,6 +102,14 @@ def raise_descriptor_limit(config: Config) -> None:
         log.warning("too few descriptors, going on", limit=soft, need=need, hint="lower max_clients or raise ulimit -n")
 
 
+def relay_room(config: Config) -> tuple[int, int]:
+    """Connections that the relay's socket may have, of one user and in all: less where descriptors are few."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    missing = max(0, files_needed(config.max_producers, config.max_clients) - limit)
+    total = max(FEWEST_CONNECTIONS, config.max_clients + RELAY_SLACK - missing)
+    return min(config.user_clients + RELAY_SLACK, total), total
+
+
 def check_room(size: int) -> None:
     """Raise HostError when the host has not four times the memory of such a spool."""
     free = memory.room()
@@ -130,7 +142,7 @@ class Loop:
         self._received = False
         self._epoch = secrets.randbits(63) | 1
         self._registry = Registry(core, settings.config, instance.id, self._epoch, self._answer)
-        self._relay = Relay(core, self._registry.sessions)
+        self._relay = Relay(core, self._registry.sessions, *relay_room(settings.config))
 
     def run(self) -> None:
         """Serve until a signal says stop."""
@@ -138,6 +150,7 @@ class Loop:
             self._relay.listen(self._instance.relay_path)
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
+            self._registry.watch(self._relay.door_fd, self._relay.wake)
             self._core.publish(self._epoch, time.monotonic_ns(), __version__, self._instance.runtime_dir)
             log.event("ready", runtime_dir=self._instance.runtime_dir, instance=self._instance.id, pid=os.getpid())
             guard()  # the last handler to be installed

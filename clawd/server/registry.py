@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,16 @@ from clawd.config import Config
 from clawd.core import Core, Label, lib
 from clawd.errors import ClawdError, HostError, ProtocolError
 from clawd.server.ring import Ring, answer, is_hello, make_ring, read_hello, refuse
+from clawd.units import format_bytes
 
 PACKET_MAX = max(protocol.MESSAGE_MAX, 4096) + 1
 BACKLOG = 128
 ACCEPT_MAX = 64
 """Connections accepted a turn: a flood of them must not hold up the relay."""
 REFUSED_MAX = 16
-"""Connections beyond the limit that are kept until they have said who they are, to be told so."""
+"""Connections beyond the limit that are kept until they have said who they are, to be told so; and as many more of root
+and clawd's own user, whose orders are always taken.
+"""
 ADMINS_ONLY: dict[type[protocol.Message], str] = {
     protocol.Reload: "reload the configuration",
     protocol.Stop: "stop clawd",
@@ -75,6 +79,8 @@ class Registry:
         self._next_tag = 1
         self._ready: dict[int, Callable[[], None]] = {}
         self._peers: set[Peer] = set()
+        self._peers_of: Counter[int] = Counter()
+        """How many, by uid."""
         self._settled = 0
         self._listener: socket.socket | None = None
         self.sessions: dict[str, Peer] = {}
@@ -135,13 +141,20 @@ class Registry:
             connection.setblocking(False)
             pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             peer = Peer(connection, pid, uid)
-            spare = self.config.max_clients + self.config.max_producers - len(self._peers)
-            if spare <= -REFUSED_MAX:
+            spare = self._spare(uid)
+            if spare <= -REFUSED_MAX * (2 if is_admin(peer) else 1):
                 connection.close()
                 continue
             peer.is_refused = spare <= 0
             peer.tags.append(self.watch(connection.fileno(), lambda peer=peer: self._read(peer)))  # type: ignore[misc]
             self._peers.add(peer)
+            self._peers_of[uid] += 1
+
+    def _spare(self, uid: int) -> int:
+        """How many more connections this user may have."""
+        config = self.config
+        spare = config.max_clients + config.max_producers - len(self._peers)
+        return min(spare, config.user_clients + config.user_producers - self._peers_of[uid])
 
     def _read(self, peer: Peer) -> None:
         for _ in range(PACKETS_MAX):
@@ -164,7 +177,7 @@ class Registry:
 
     def _refuse(self, peer: Peer, packet: bytes) -> None:
         """In the words of who asks, and after that was read: a close with something unread takes the answer along."""
-        text = "too many connections; try again later"
+        text = "too many connections for max_clients or user_clients; try again later"
         if is_hello(packet):
             self._send_packet(peer, answer(refuse("limit", text)))
         else:
@@ -172,7 +185,7 @@ class Registry:
         self._gone(peer)
 
     def _take(self, peer: Peer, packet: bytes) -> None:
-        if peer.is_refused:
+        if peer.is_refused and (is_hello(packet) or not is_admin(peer)):
             self._refuse(peer, packet)
             return
         if is_hello(packet):
@@ -192,6 +205,14 @@ class Registry:
             return
         if peer.role:
             raise ProtocolError("said hello twice")
+        if peer.is_refused:
+            self._refuse(peer, packet)
+            return
+        reached = self._clients_reached(peer.uid)
+        if reached:
+            self._send(peer, protocol.Failure(code="limit", text=f"{reached}; try again later"))
+            self._gone(peer)
+            return
         peer.role, peer.label = message.role, message.client
         peer.session = secrets.token_hex(16)
         self.sessions[peer.session] = peer
@@ -199,12 +220,21 @@ class Registry:
         log.event("client connected", role=peer.role, client=peer.label, pid=peer.pid, uid=peer.uid)
         self._send(peer, protocol.Welcome(protocol.VERSION, peer.session, self._instance))
 
+    def _clients_reached(self, uid: int) -> str:
+        """Which limit one more client would break, in words; empty = none."""
+        config = self.config
+        if len(self.sessions) >= config.max_clients:
+            return f"max_clients: {config.max_clients} clients are connected already"
+        if sum(peer.uid == uid for peer in self.sessions.values()) >= config.user_clients:
+            return f"user_clients: {config.user_clients} clients of user {uid} are connected already"
+        return ""
+
     def _send(self, peer: Peer, message: protocol.Message) -> None:
         self._send_packet(peer, protocol.encode(message))
 
     def _answer(self, peer: Peer, request: protocol.Message) -> None:
         what = ADMINS_ONLY.get(type(request))
-        if what and peer.uid not in (0, os.geteuid()):
+        if what and not is_admin(peer):
             log.warning(f"{request.op} denied", pid=peer.pid, uid=peer.uid)
             self._send(peer, protocol.Failure(code="denied", text=f"only root and clawd's own user may {what}"))
             return
@@ -214,7 +244,7 @@ class Registry:
 
     def _cancel_stream(self, peer: Peer, request: protocol.CancelStream) -> None:
         """The admin's door: root's and clawd's own user's, whoever reads the stream."""
-        if peer.uid not in (0, os.geteuid()):
+        if not is_admin(peer):
             refusal = protocol.Failure(code="denied", text="only root and clawd's own user may cancel a stream")
             self._send(peer, refusal)
             return
@@ -243,10 +273,12 @@ class Registry:
             peer.label = hello.name
             if self.is_draining:
                 raise refuse("limit", "clawd is about to stop; try again later")
-            if len(self.rings) >= self.config.max_producers:
-                raise refuse("limit", f"{self.config.max_producers} producers are attached already")
+            ring_bytes = hello.ring_bytes or self.config.buffer_size
+            reached = self._rings_reached(peer.uid, ring_bytes)
+            if reached:
+                raise refuse("limit", reached)
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)
-            ring = make_ring(self._core, self._instance, self._epoch, hello.ring_bytes or self.config.buffer_size)
+            ring = make_ring(self._core, self._instance, self._epoch, ring_bytes)
         except ClawdError as error:
             log.warning("producer refused", name=peer.label, pid=peer.pid, uid=peer.uid, error=error)
             self._send_packet(peer, answer(error))
@@ -262,6 +294,24 @@ class Registry:
             self._gone(peer)
             return
         log.event("producer attached", name=peer.label, pid=peer.pid, uid=peer.uid, ring_bytes=ring.ring_bytes)
+
+    def _rings_reached(self, uid: int, ring_bytes: int) -> str:
+        """Which limit one more ring of so many bytes would break, in words; empty = none."""
+        config = self.config
+        everybody = [peer.ring.ring_bytes for peer in self.rings.values() if peer.ring]
+        own = [peer.ring.ring_bytes for peer in self.rings.values() if peer.ring and peer.uid == uid]
+        if len(everybody) >= config.max_producers:
+            return f"max_producers: {config.max_producers} producers are attached already"
+        if len(own) >= config.user_producers:
+            return f"user_producers: {config.user_producers} producers of user {uid} are attached already"
+        for key, most, held in (
+            ("max_ring_bytes", config.max_ring_bytes, sum(everybody)),
+            ("user_ring_bytes", config.user_ring_bytes, sum(own)),
+        ):
+            if held + ring_bytes > most:
+                left = format_bytes(max(0, most - held))
+                return f"{key}: a ring of {format_bytes(ring_bytes)} is more than the {left} that are left"
+        return ""
 
     def settle_rings(self) -> None:
         """After a turn: let go of rings that are drained or quarantined."""
@@ -297,6 +347,9 @@ class Registry:
 
     def _forget(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        self._peers_of[peer.uid] -= 1
+        if not self._peers_of[peer.uid]:
+            del self._peers_of[peer.uid]
         for tag, fd in zip(peer.tags, (peer.socket.fileno(), peer.pidfd), strict=False):
             del self._ready[tag]
             self._core.unwatch(fd)
@@ -304,6 +357,11 @@ class Registry:
         if peer.pidfd >= 0:
             os.close(peer.pidfd)
             peer.pidfd = -1
+
+
+def is_admin(peer: Peer) -> bool:
+    """Root and clawd's own user may do everything."""
+    return peer.uid in (0, os.geteuid())
 
 
 def peer_pidfd(connection: socket.socket, pid: int) -> int:

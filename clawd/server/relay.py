@@ -20,6 +20,7 @@ import zmq
 from clawd import log, protocol
 from clawd.core import Core, Label, lib
 from clawd.errors import HostError, ProtocolError
+from clawd.server.door import Door
 
 SEND_HWM = lib.CLAW_WINDOW // lib.CLAW_FRAME_CHARGE * 4
 """Messages ZeroMQ queues a connection: above what its window lets through, so that EAGAIN stays the exception."""
@@ -32,9 +33,11 @@ FAULTS_MAX = 100
 PENDING_MAX = 16_384
 """Answers kept for a client that does not read them, before it is dropped."""
 STRANGER_NS = 10_000_000_000
-"""How long a connection may stay without an attach that names its session."""
+"""How long a connection may stay without an attach that names its session, and without ZeroMQ's greeting."""
 RECEIVE_MAX = 256
-"""Messages taken a turn."""
+"""Messages taken a turn, and a message's frames dropped a turn."""
+PARTS_MAX = 8
+"""Frames of a message that are looked at: what has more is dropped as it comes, and its sender with it."""
 BACKLOG = 128
 
 # Plain ints: an enum's | and & cost more than a send
@@ -46,7 +49,7 @@ _ATTACH_CODES = {
     -errno.ENOENT: ("unknown", "no such stream is open"),
     -errno.ESTALE: ("gone", "the stream ended and is not kept any more"),
     -errno.EREMCHG: ("lost", "the stream is not the one that was read before"),
-    -errno.EDQUOT: ("limit", "too many streams or readings"),
+    -errno.EDQUOT: ("limit", "max_attachments, user_attachments or max_streams is reached"),
 }
 
 
@@ -85,7 +88,8 @@ class Connection:
 class Relay:
     """One ROUTER. `sessions` are those of live control connections."""
 
-    def __init__(self, core: Core, sessions: Mapping[str, Client]) -> None:
+    def __init__(self, core: Core, sessions: Mapping[str, Client], per_user: int, total: int) -> None:
+        """At most `per_user` connections of one user, `total` in all."""
         self._core = core
         self._sessions = sessions
         self._context = zmq.Context(io_threads=1)
@@ -94,6 +98,8 @@ class Relay:
         self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
         self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, STRANGER_NS // 1_000_000)
+        self._door = Door(self._context, self._socket, per_user, total)
         self._get_option = self._socket.getsockopt
         self._by_routing_id: dict[bytes, Connection] = {}
         self._by_number: dict[int, Connection] = {}
@@ -102,6 +108,10 @@ class Relay:
         self._waiting: set[Connection] = set()
         self._listener: socket.socket | None = None
         self._retry_ns = 0
+        self.door_fd = self._door.fd
+        """Likewise; tell `wake`."""
+        self._is_unseen = self._door.look()
+        self._dropping = False  # within a message of too many frames
         self.fd = int(self._socket.getsockopt(zmq.FD))
         """Readable when there may be something to receive: ask `receive`, which alone knows."""
 
@@ -114,6 +124,7 @@ class Relay:
             path.chmod(0o660)
             listener.listen(BACKLOG)
             self._socket.setsockopt(zmq.USE_FD, listener.fileno())
+            self._door.listen(path)
             self._socket.bind(f"ipc://{path}")
         except (OSError, zmq.ZMQError) as error:
             listener.close()
@@ -126,8 +137,10 @@ class Relay:
 
     def close(self) -> None:
         """Let what was sent go out, at most half a second."""
+        door = self._door.close()
         self._socket.close()
         self._context.term()
+        door.join()
 
     # --- out ---
 
@@ -227,15 +240,53 @@ class Relay:
 
     def receive(self) -> bool:
         """Take what clients sent, at most RECEIVE_MAX messages. True: there was some, so ask again before sleeping."""
+        more = self._is_unseen and self._look()
+        if self._dropping and not self._drop_parts():
+            return True
         for count in range(RECEIVE_MAX):
             if not int(self._get_option(zmq.EVENTS)) & _POLLIN:
-                return count > 0
+                return more or count > 0
             try:
-                routing_id, *body = self._socket.recv_multipart(zmq.DONTWAIT)
+                routing_id = self._socket.recv(_LAST)
             except zmq.Again:
-                return count > 0
+                return more or count > 0
+            body: list[bytes] = []
+            while self._get_option(zmq.RCVMORE):
+                if len(body) == PARTS_MAX:
+                    self._take_bomb(routing_id)
+                    return True
+                body.append(self._socket.recv(_LAST))
             self._take(routing_id, body)
         return True
+
+    def wake(self) -> None:
+        """`door_fd` is readable."""
+        self._is_unseen = True
+
+    def _look(self) -> bool:
+        """See who connected and who left. True: there may be more."""
+        self._is_unseen = self._door.look()
+        return self._is_unseen
+
+    def _take_bomb(self, routing_id: bytes) -> None:
+        """More frames than any message of ours has. libzmq has them all in memory: the sender goes."""
+        connection = self._by_routing_id.get(routing_id)
+        frame = self._socket.recv(_LAST, copy=False)
+        fd = frame.get(zmq.SRCFD)
+        self._door.shut(int(fd))
+        self._dropping = True
+        if connection:
+            log.warning("client sent a message of too many frames, dropped", connection=connection.number)
+            self._drop(connection)
+
+    def _drop_parts(self) -> bool:
+        """True: the rest of that message is gone."""
+        for _ in range(RECEIVE_MAX):
+            if not self._get_option(zmq.RCVMORE):
+                self._dropping = False
+                return True
+            self._socket.recv(_LAST)
+        return False
 
     def _take(self, routing_id: bytes, body: list[bytes]) -> None:
         connection = self._by_routing_id.get(routing_id)
@@ -287,8 +338,8 @@ class Relay:
     def _connect(self, routing_id: bytes) -> Connection | None:
         number = self._core.connect()
         if not number:
-            log.warning("client refused: too many connections")
-            refusal = protocol.Failure(code="limit", text="too many connections; try again later")
+            log.warning("client refused", limit="max_clients")
+            refusal = protocol.Failure(code="limit", text="max_clients are connected; try again later")
             self._send(Connection(routing_id, 0, 0), protocol.encode(refusal))
             return None
         connection = Connection(routing_id, number, time.monotonic_ns())
