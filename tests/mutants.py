@@ -292,7 +292,43 @@ MUTANTS = (
         "||",
         FUZZ + "[fuzz_frame]",
     ),
+    Mutant(
+        "a reader that comes stops no timer",
+        "csrc/outbox.c",
+        "	if (stream->readers)\n		claw_grace_stop",
+        "	if (0)\n		claw_grace_stop",
+        "test_grace.py::test_a_reader_that_comes_in_time_stops_it_and_the_last_to_leave_decides",
+        often=True,
+    ),
+    Mutant(
+        "a timer taken out of the heap leaves it in disorder",
+        "csrc/grace.c",
+        "	sink(streams, streams->table[last].grace_at - 1);\n",
+        "	(void)sink;\n",
+        "test_grace.py::test_many_timers_end_each_at_its_time",
+    ),
+    Mutant(
+        "a name left before it opened is forgotten",
+        "csrc/grace.c",
+        "			streams->table[index].doomed = 1;\n",
+        "",
+        "test_grace.py::test_a_stream_that_opens_after_the_grace_is_cancelled_at_once",
+    ),
     # around the core
+    Mutant(
+        "everybody may connect",
+        "server/door.py",
+        "        self.shut(fd)\n        self._refused",
+        "        self._refused",
+        "test_door.py::test_a_flood_of_connections_neither_ends_the_daemon_nor_keeps_others_out",
+    ),
+    Mutant(
+        "libzmq need not wait for who looks at its monitor",
+        "server/door.py",
+        "setsockopt(zmq.RCVHWM, 1)",
+        "setsockopt(zmq.RCVHWM, 0)",
+        "test_door.py::test_libzmq_waits_for_a_daemon_that_does_not_look",
+    ),
     Mutant(
         "a squatted name is taken",
         "server/memory.py",
