@@ -80,7 +80,9 @@ class ProducerError(ClawdError):
 
 
 class AttachRefused(ProducerError):
-    """clawd refused the producer; `code` is `layout`, `denied`, `limit`, `no_space`, `bad_request` or `stopping`."""
+    """clawd refused the producer; `code` is `layout`, `denied`, `limit`, `no_space`, `bad_request`, `stopping` or
+    `lost`.
+    """
 
     def __init__(self, message: str, code: str, hint: str | None = None) -> None:
         super().__init__(message, hint)
@@ -88,8 +90,8 @@ class AttachRefused(ProducerError):
 
 
 class RingFull(ProducerError):
-    """The ring has no room. `written` counts what went in before: 0, unless a call longer than the whole ring had to go
-    in parts; then it is bytes for `write`, items for `write_many`.
+    """Neither ring nor overflow has room. What was dropped is covered by a GAP. `written` counts what went in before:
+    0, unless a call longer than either had to go in parts; then it is bytes for `write`, items for `write_many`.
     """
 
     def __init__(self, message: str, hint: str | None = None, written: int = 0) -> None:
@@ -102,11 +104,11 @@ class ForkedError(ProducerError):
 
 
 class RingLost(ProducerError):
-    """clawd has let go of this ring (quarantined or closed); attach a new producer."""
+    """clawd has let go of this ring (quarantined or closed), or a new one does not have it; attach a new producer."""
 
 
 class StreamRefused(ProducerError):
-    """clawd refused to open the stream; `code` is `exists`, `limit` or `no_space`."""
+    """clawd refused to open the stream; `code` is `exists`, `limit`, `no_space` or `stopping`."""
 
     def __init__(self, message: str, code: str, hint: str | None = None) -> None:
         super().__init__(message, hint)

@@ -23,7 +23,7 @@ from clawd.errors import RingFull
 from clawd.producer import Stream
 
 PAGE = 4096
-TOKEN, OPEN, CLOSE = 1, 2, 3
+TOKEN, OPEN, CLOSE, GAP = 1, 2, 3, 4
 RECORD = struct.Struct("<IBBHQQII")
 OFFSET = {name: row.offset for name, row in ffi.typeof("struct claw_ctl").fields}
 HEAD = dict(ffi.typeof("struct claw_data").fields)["head"].offset
@@ -49,6 +49,8 @@ class Opened:
     data: bytes = b""
     count: int = 0
     reason: str | None = None
+    gaps: list[tuple[int, int, str]] = field(default_factory=list)
+    """(bytes before it, records missing, reason)"""
 
 
 def make_shm(size: int) -> int:
@@ -70,6 +72,7 @@ class Ring:
     live: dict[int, Opened] = field(default_factory=dict)
     streams: list[Opened] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
+    old_event_fds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.record_max = min(self.ring_bytes // 4, 3584)
@@ -109,7 +112,7 @@ class Ring:
         while self.pos < head:
             length, kind, flags, handle, seq, written_ns, count, reserved = RECORD.unpack(self.bytes_at(self.pos, 32))
             assert length <= self.record_max
-            assert kind in (TOKEN, OPEN, CLOSE)
+            assert kind in (TOKEN, OPEN, CLOSE, GAP)
             assert flags in (0, lib.CLAW_URGENT)
             assert handle < lib.CLAW_HANDLE_COUNT
             assert seq == self.seq
@@ -138,6 +141,10 @@ class Ring:
             assert record.payload
             self.live[record.handle].data += record.payload
             self.live[record.handle].count += record.count
+        elif record.kind == GAP:
+            assert record.count
+            row = self.live[record.handle]
+            row.gaps.append((len(row.data), record.count, record.payload.decode()))
         else:
             self.live.pop(record.handle).reason = record.payload.decode()
 
@@ -169,13 +176,21 @@ class Ring:
         except BlockingIOError:
             return 0
 
+    def renew_event(self) -> int:
+        """The eventfd of a clawd that was started anew; the old one stays, heard by nobody."""
+        self.old_event_fds.append(self.event_fd)
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return self.event_fd
+
     def close(self) -> None:
-        for fd in (self.data_fd, self.ctl_fd, self.event_fd):
+        for fd in (self.data_fd, self.ctl_fd, self.event_fd, *self.old_event_fds):
             os.close(fd)
 
 
 class FakeClawd:
-    """Serves `control.sock` in a directory; each producer that attaches becomes a Ring in `rings`."""
+    """Serves `control.sock` in a directory; each producer that attaches becomes a Ring in `rings`, and one that
+    attaches again gets a new eventfd.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -186,8 +201,12 @@ class FakeClawd:
         self.default_bytes = 131072
         self.attached = threading.Event()  # the first ring exists
         self.let_go = threading.Event()  # and our own copy of its descriptors is closed
+        self.again = threading.Semaphore(0)  # released for each that asked to attach again, and was answered
+        self.start()
+
+    def start(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(str(directory / "control.sock"))
+        self._listener.bind(str(self.directory / "control.sock"))
         self._listener.listen()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -202,31 +221,56 @@ class FakeClawd:
             assert len(packet) == ffi.sizeof("struct claw_hello")
             hello = ffi.new("struct claw_hello *")
             ffi.memmove(hello, packet, len(packet))
-            ring = Ring(int(hello.ring_bytes) or self.default_bytes, len(self.rings) + 1)
             assert (hello.magic, hello.layout, hello.size) == (lib.CLAW_MAGIC, lib.CLAW_LAYOUT, len(packet))
             self.hellos.append((ffi.string(hello.name).decode(), int(hello.ring_bytes)))
+            if hello.ring_id:
+                self._attach_again(connection, int(hello.ring_id), int(hello.ring_bytes))
+                continue
+            ring = Ring(int(hello.ring_bytes) or self.default_bytes, len(self.rings) + 1)
             self.rings.append(ring)
             self.attached.set()
             self.connections.append(connection)
             read_only = os.open(f"/proc/self/fd/{ring.ctl_fd}", os.O_RDONLY | os.O_CLOEXEC)
             locked = ring.reopen(os.O_RDWR)
             fcntl.flock(locked, fcntl.LOCK_EX)
-            answer, fds = self.tamper(ring.answer(), [locked, read_only, ring.event_fd])
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            if answer:
-                connection.sendmsg([answer], ancillary)
-            else:
-                connection.close()
+            self._answer(connection, ring.answer(), [locked, read_only, ring.event_fd])
             os.close(read_only)
             os.close(locked)
             self.let_go.set()
 
-    def close(self) -> None:
+    def _attach_again(self, connection: socket.socket, ring_id: int, ring_bytes: int) -> None:
+        ring = self.rings[ring_id - 1]
+        assert ring.ring_bytes == ring_bytes
+        self.connections.append(connection)
+        self._answer(connection, ring.answer(), [ring.renew_event()])
+        self.again.release()
+
+    def _answer(self, connection: socket.socket, answer: bytes, fds: list[int]) -> None:
+        answer, fds = self.tamper(answer, fds)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        if answer:
+            connection.sendmsg([answer], ancillary)
+        else:
+            connection.close()
+
+    def stop(self) -> None:
+        """Be gone as a clawd that was killed: rings and the socket's name stay."""
+        if self._listener.fileno() < 0:
+            return
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
         for connection in self.connections:
             connection.close()
+        self.connections.clear()
+
+    def restart(self) -> None:
+        self.stop()
+        (self.directory / "control.sock").unlink()
+        self.start()
+
+    def close(self) -> None:
+        self.stop()
         for ring in self.rings:
             ring.close()
 

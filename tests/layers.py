@@ -13,9 +13,9 @@ ROWS = (
     ("clawd.errors",),
     ("clawd.units", "clawd.ini"),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
-    ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources"),
-    ("clawd.reading", "clawd.link", "clawd.stats", "clawd.manual"),
-    ("clawd.selection",),
+    ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources", "clawd.flusher", "clawd.watcher"),
+    ("clawd.reading", "clawd.link", "clawd.stats", "clawd.manual", "clawd.ring"),
+    ("clawd.selection", "clawd.stream"),
     ("clawd.producer", "clawd.consumer", "clawd.aconsumer"),
     ("clawd.server.memory", "clawd.server.instance"),
     ("clawd.server.ring", "clawd.server.door"),
@@ -35,7 +35,8 @@ ROWS = (
 # These put the parts of their row together
 WIRING = ("clawd.server.loop", "clawd.ctl", "clawd.ctl.main", "clawd.__main__")
 # What an engine's process may load, and these load nothing else: its environment has cffi alone, for clawd._core
-BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core", "clawd.producer")
+BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core",
+        "clawd.flusher", "clawd.watcher", "clawd.ring", "clawd.stream", "clawd.producer")  # fmt: skip
 ONLY = {  # module: the one module that may import it
     "bcc": "clawd.kernel.bpf",
     "clawd._core": "clawd.core",

@@ -44,6 +44,7 @@ int main(int argc, char **argv)
 	struct claw_attached answer;
 	struct claw_stream stream, other, streams[2];
 	uint32_t lens[2] = { 3, 2 };
+	struct claw_backlog backlog;
 	struct claw_hint hint;
 	size_t size, len;
 	int status;
@@ -56,11 +57,18 @@ int main(int argc, char **argv)
 	size = (size_t)atoi(argv[2]);
 	EXPECT(claw_write(&producer, stream, "x", 1, 0, 1), -ENOTCONN);
 	EXPECT(claw_hints(&producer, &hint), -ENOTCONN);
+	EXPECT(claw_flush(&producer), -ENOTCONN);
+	EXPECT(claw_lose(&producer, stream, "x", 1), -ENOTCONN);
+	EXPECT(claw_set_overflow(&producer, 0), -ENOTCONN);
+	EXPECT(claw_look_backlog(&producer, &backlog), -ENOTCONN);
+	EXPECT(claw_reattach(&producer, argv[1], &answer), -ENOTCONN);
 	EXPECT(claw_poll_fd(&producer), -ENOTCONN);
 	EXPECT(claw_attach(&producer, argv[1], "engine", 4097, &answer), -EINVAL);
 	EXPECT(claw_attach(&producer, argv[1], "engine", 4096, &answer), 0);
 	EXPECT(answer.ring_bytes, 4096);
 	EXPECT(claw_attach(&producer, argv[1], "engine", 4096, &answer), -EISCONN);
+	EXPECT(claw_set_overflow(&producer, 4097), -EINVAL);
+	EXPECT(claw_set_overflow(&producer, 0), 0);
 	EXPECT(claw_state(&producer), CLAW_STATE_OPEN);
 	EXPECT(claw_hints(&producer, &hint), 0);
 	EXPECT(claw_poll_fd(&producer), producer.control_fd);
@@ -96,6 +104,9 @@ int main(int argc, char **argv)
 		EXPECT(claw_write(&producer, stream, "x", 1, 0, 1), -ECHILD);
 		EXPECT(claw_wait_room(&producer, 32, 0), -ECHILD);
 		EXPECT(claw_state(&producer), -ECHILD);
+		EXPECT(claw_flush(&producer), -ECHILD);
+		EXPECT(claw_lose(&producer, stream, "x", 1), -ECHILD);
+		EXPECT(claw_reattach(&producer, argv[1], &answer), -ECHILD);
 		EXPECT(claw_hints(&producer, &hint), -ECHILD);
 		EXPECT(claw_poll_fd(&producer), -ECHILD);
 		/* what a child has at the parent's addresses and descriptor numbers is its own */
@@ -167,7 +178,7 @@ int main(void)
 {
 	const int results[] = { 0, 3, -ENOTCONN, -ECHILD, -ESHUTDOWN, -EPROTO, -EBADF, -EAGAIN, -ECANCELED, -EINVAL,
 				-EMSGSIZE, -EMFILE, -EISCONN, -EACCES, -ENOENT, -ECONNREFUSED, -ETIMEDOUT, -9999 };
-	const int stopped[] = { 0, 1, 2, 3, 4, 5, -EBADF };
+	const int stopped[] = { 0, 1, 2, 3, 4, 5, 6, -EBADF };
 	size_t i;
 
 	for (i = 0; i < sizeof(results) / sizeof(*results); i++)
@@ -250,9 +261,9 @@ def test_results_have_words_of_their_own(tmp_path: Path, kind: str) -> None:
     program = compile_with(kind, tmp_path, "words", WORDS)
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[:2] == ["done", "done"]
-    assert "the ring is full" in lines
+    assert "the ring is full, and so is the overflow" in lines
     assert "Unknown error 9999" in lines
-    assert lines[-7:-1] == ["open", "cancelled", "exists", "limit", "no_space", "stopped"]
+    assert lines[-8:-1] == ["open", "cancelled", "exists", "limit", "no_space", "stopping", "stopped"]
     assert len(set(lines)) == len(lines) - 3, "done, no clawd, and a closed stream are there twice"
 
 

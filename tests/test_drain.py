@@ -287,25 +287,27 @@ def test_writer_and_reader_agree_over_many_laps_and_the_counters_wrap(ring_bytes
 def test_the_sdk_and_the_reader_agree_over_many_laps(tmp_path: Path, dice: random.Random, ring_bytes: int) -> None:
     fake = FakeClawd(tmp_path)
     try:
-        with Producer("p", tmp_path, ring_bytes) as producer:
+        with Producer("p", tmp_path, ring_bytes, overflow_bytes=0) as producer:
             shared = fake.rings[0]
             it = Ring(ring_bytes, fds=(shared.data_fd, shared.ctl_fd))
             stream = producer.open("s")
             assert it.take()[0] == 0
-            written, taken = [], []
+            written, taken, lost = [], [], 0
             while sum(map(len, written)) < 20 * ring_bytes:
                 data = dice.randbytes(dice.choice([dice.randrange(1, 40), dice.randrange(1, it.record_max + 1)]))
                 try:
                     stream.write(data, urgent=dice.random() < 0.1)
-                    written.append(data)
+                    written += [b"ring_full", data] if lost else [data]
+                    lost = 0
                 except RingFull:
+                    lost += 1
                     result, payloads = it.take(dice.randrange(1, 20))
                     assert result == 0
                     assert payloads
                     taken += payloads
             result, payloads = it.take()
             assert (result, taken + payloads) == (0, written)
-            assert set(it.kinds[1:]) == {lib.CLAW_TOKEN}
+            assert set(it.kinds[1:]) == {lib.CLAW_TOKEN, lib.CLAW_GAP}
             assert it.drain.pos == shared.head
             it.close()
     finally:

@@ -66,9 +66,9 @@ def tokens(index: int, count: int) -> list[Put]:
     return puts
 
 
-def run(engine: Path, daemon: Daemon, prefix: str, streams: int, count: int) -> dict[str, str]:
-    """Let it work to the end; what it says became of each answer."""
-    command = [engine, daemon.runtime_dir, prefix, str(streams), str(count), str(RING)]
+def run(engine: Path, daemon: Daemon, prefix: str, streams: int, count: int, overflow: int = 0) -> dict[str, str]:
+    """Let it work to the end; what it says became of each answer. Without overflow it keeps in step with clawd."""
+    command = [engine, daemon.runtime_dir, prefix, str(streams), str(count), str(RING), str(overflow)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S + 20)
     assert (done.returncode, done.stderr) == (0, "")
     return dict(line.split() for line in done.stdout.splitlines())
@@ -80,14 +80,15 @@ def follow(history: History, consumer: Consumer, names: list[str]) -> list[Got]:
         return list(pool.map(lambda pair: pair[1].follow(pair[0]), readings))
 
 
-def test_the_answers_of_an_engine_arrive_whole(engine: Path, daemon: Daemon, history: History) -> None:
-    names = [f"whole-{index}" for index in range(6)]
+@pytest.mark.parametrize("overflow", [0, 4096, 1 << 24])
+def test_the_answers_of_an_engine_arrive_whole(engine: Path, daemon: Daemon, history: History, overflow: int) -> None:
+    names = [f"whole-{overflow}-{index}" for index in range(6)]
     for index, name in enumerate(names):
         history.put(name, *tokens(index, 400))
         history.end(name, "length" if index % 2 else "stop")
     with Consumer(daemon.runtime_dir) as consumer, ThreadPoolExecutor(1) as pool:
         read = pool.submit(follow, history, consumer, names)
-        ends = run(engine, daemon, "whole", len(names), 400)
+        ends = run(engine, daemon, f"whole-{overflow}", len(names), 400, overflow)
         read.result()
     assert ends == {name: history.written[name].end for name in names}
     history.check()
@@ -102,10 +103,11 @@ def naps(pid: int) -> int:
     return int(status["voluntary_ctxt_switches"])
 
 
-def test_an_engine_whose_ring_stays_full_waits_and_loses_nothing(engine: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overflow", [0, 4096, 1 << 24])
+def test_an_engine_whose_ring_stays_full_waits_and_loses_nothing(engine: Path, tmp_path: Path, overflow: int) -> None:
     fake = FakeClawd(tmp_path)
     try:
-        command = [engine, tmp_path, "late", "2", "200", str(RING)]
+        command = [engine, tmp_path, "late", "2", "200", str(RING), str(overflow)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert fake.attached.wait(PATIENCE_S)
             [ring] = fake.rings
@@ -148,7 +150,7 @@ def test_an_engine_is_told_that_a_name_is_taken(engine: Path, daemon: Daemon, hi
 
 
 def test_without_a_daemon_an_engine_says_so_in_one_line(engine: Path, tmp_path: Path) -> None:
-    done = subprocess.run([engine, tmp_path, "x", "1", "1", "0"], capture_output=True, text=True)
+    done = subprocess.run([engine, tmp_path, "x", "1", "1", "0", "0"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith(": cannot attach: no clawd serves this directory\n")
 

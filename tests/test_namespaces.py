@@ -213,7 +213,7 @@ def test_an_engine_in_c_needs_the_runtime_directory_and_nothing_else_of_this_wor
         history.end(name, "length" if index % 2 else "stop")
     with Consumer(daemon.runtime_dir) as consumer:
         readings = [consumer.attach(name) for name in names]
-        with Cage(user, place, daemon, (), "/run/engine", "/run", "static", "3", "300", "4096") as cage:
+        with Cage(user, place, daemon, (), "/run/engine", "/run", "static", "3", "300", "4096", "0") as cage:
             output, errors = cage.process.communicate(timeout=PATIENCE_S)
         (daemon.runtime_dir / "engine").unlink()
         assert (output, errors) == ("static-0 stop\nstatic-1 length\nstatic-2 stop\n", "")

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -149,8 +150,12 @@ def fill(stream: Stream, text: Callable[[int], bytes]) -> list[bytes]:
         written.append(text(len(written)))
 
 
-def test_a_full_ring_blocks_no_longer_than_asked_and_loses_nothing(daemon: Daemon, history: History) -> None:
-    with Consumer(daemon.runtime_dir) as consumer, Producer("p", daemon.runtime_dir, 4096) as producer:
+def test_a_full_ring_blocks_no_longer_than_asked_and_a_gap_covers_what_was_dropped(
+    daemon: Daemon, history: History
+) -> None:
+    with ExitStack() as stack:
+        consumer = stack.enter_context(Consumer(daemon.runtime_dir))
+        producer = stack.enter_context(Producer("p", daemon.runtime_dir, 4096, overflow_bytes=4096))
         stream = producer.open("s")
         reading = consumer.attach("s")
         stream.write(b"first")
@@ -159,7 +164,7 @@ def test_a_full_ring_blocks_no_longer_than_asked_and_loses_nothing(daemon: Daemo
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
             written = fill(stream, lambda number: b"%d" % number)
-            history.put("s", *written)
+            history.put("s", *written, b"dropped by fill", b"more")
             before = time.monotonic()
             with pytest.raises(RingFull, match="is clawd running"):
                 stream.write(b"more", block=0.2)
@@ -170,13 +175,14 @@ def test_a_full_ring_blocks_no_longer_than_asked_and_loses_nothing(daemon: Daemo
         history.put("s", b"after")
         stream.close(block=30)
         history.end("s", "stop")
-        history.reading("s").follow(consumer.attach("s"))
-        history.check()
-        assert len(written) > 50
+        got = history.reading("s").follow(consumer.attach("s"))
+        history.check(gaps=True)
+        assert [(gap.last - gap.first + 1, gap.reason) for gap in got.gaps()] == [(2, "ring_full")]
+        assert len(written) > 100
 
 
 def test_a_writer_that_waits_for_room_is_let_go_when_clawd_dies(daemon: Daemon) -> None:
-    with Producer("p", daemon.runtime_dir, 4096) as producer:
+    with Producer("p", daemon.runtime_dir, 4096, overflow_bytes=0) as producer:
         stream = producer.open("s")
         os.kill(daemon.pid, signal.SIGSTOP)
         fill(stream, lambda _: bytes(500))

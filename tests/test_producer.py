@@ -37,7 +37,7 @@ def fake(tmp_path: Path) -> Iterator[FakeClawd]:
 
 @pytest.fixture
 def small(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
-    with Producer("small", fake.directory, SMALL) as producer:
+    with Producer("small", fake.directory, SMALL, overflow_bytes=0) as producer:
         yield producer, fake.rings[0]
 
 
@@ -119,7 +119,7 @@ def test_long_text_is_cut_between_characters_and_joins_exactly(texts_ring, data:
 @pytest.fixture(scope="module")
 def texts_ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Producer, Ring]]:
     daemon = FakeClawd(tmp_path_factory.mktemp("texts"))
-    with Producer("texts", daemon.directory, SMALL) as producer:
+    with Producer("texts", daemon.directory, SMALL, overflow_bytes=0) as producer:
         yield producer, daemon.rings[0]
     daemon.close()
 
@@ -321,6 +321,7 @@ def test_a_stop_meant_for_an_earlier_stream_does_not_touch_the_next_on_its_handl
         (lib.CLAW_STOPPED_EXISTS, "exists"),
         (lib.CLAW_STOPPED_LIMIT, "limit"),
         (lib.CLAW_STOPPED_NO_SPACE, "no_space"),
+        (lib.CLAW_STOPPED_DRAINING, "stopping"),
     ],
 )
 def test_a_refused_stream_raises_with_its_code_and_its_close_frees_the_handle(small, reason: int, code: str) -> None:
@@ -401,13 +402,14 @@ def test_threads_and_producers_interleave_without_a_torn_or_lost_token(fake: Fak
             thread.start()
         for thread in threads:
             thread.join()
+        for producer in producers:
+            producer.close()
     assert failures == []
-    for producer, ring in zip(producers, fake.rings, strict=True):
+    for ring in fake.rings:
         assert len(ring.streams) == 4
         for row in ring.streams:
             assert row.data.decode() == "".join(f"{row.name}:{turn};" for turn in range(rounds))
             assert row.reason == "stop"
-        producer.close()
 
 
 # --- what clawd says
@@ -429,7 +431,7 @@ def test_hints_are_none_until_clawd_has_a_wish(small) -> None:
 def test_the_descriptor_is_readable_once_clawd_is_gone(small, fake: FakeClawd) -> None:
     producer, _ = small
     assert select.select([producer], [], [], 0)[0] == []
-    fake.connections[0].close()
+    fake.stop()
     assert select.select([producer], [], [], 20)[0] == [producer]
     producer.close()
     with pytest.raises(StreamClosed):

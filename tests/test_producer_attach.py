@@ -39,7 +39,7 @@ def fake(tmp_path: Path) -> Iterator[FakeClawd]:
 
 @pytest.fixture
 def small(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
-    with Producer("small", fake.directory, SMALL) as producer:
+    with Producer("small", fake.directory, SMALL, overflow_bytes=0) as producer:
         yield producer, fake.rings[0]
 
 
@@ -259,7 +259,7 @@ def test_an_answer_of_another_layout_is_a_refusal_that_names_both(fake: FakeClaw
     assert answers(fake, LATER) == dict.fromkeys(LATER, (said, 0))
 
 
-def test_an_attached_producer_keeps_an_eventfd_and_a_socket_and_a_closed_one_nothing(fake: FakeClawd) -> None:
+def test_an_attached_producer_keeps_an_eventfd_and_its_connection_and_a_closed_one_nothing(fake: FakeClawd) -> None:
     program = """
 import json, os, sys
 from clawd import Producer
@@ -279,7 +279,7 @@ maps = open("/proc/self/maps").read().count("clawd-test")
 producer.close()
 print(json.dumps([open_ones, maps, new(before), open("/proc/self/maps").read().count("clawd-test")]))
 """
-    assert json.loads(run(program, fake.directory)) == [["eventfd", "socket"], 3, [], 0]
+    assert json.loads(run(program, fake.directory)) == [["eventfd", "socket", "socket"], 3, [], 0]
 
 
 def test_the_mapping_holds_the_lock_until_death_and_a_forked_child_does_not(fake: FakeClawd) -> None:
@@ -345,6 +345,13 @@ def test_a_daemon_that_hangs_up_is_reported(fake: FakeClawd) -> None:
         (lambda p, s: Producer(5, "/x"), TypeError, "name must be str"),
         (lambda p, s: Producer("a\0b", "/x"), ValueError, "NUL"),
         (lambda p, s: Producer("x", "/x", 5000), ValueError, "buffer_size must be a power of two"),
+        (
+            lambda p, s: Producer("x", "/x", overflow_bytes=5000),
+            ValueError,
+            "overflow_bytes must be 0, or it must be a",
+        ),
+        (lambda p, s: Producer("x", "/x", overflow_bytes=1 << 31), ValueError, "overflow_bytes must be 0, or it"),
+        (lambda p, s: p.close(-1), ValueError, "timeout must be at least 0"),
         (lambda p, s: Producer("x", "/x", 1 << 30), ValueError, "buffer_size must be a power of two"),
         (lambda p, s: p.open(""), ValueError, "stream name must be 1 to 255 bytes"),
         (lambda p, s: p.open("é" * 128), ValueError, "stream name must be 1 to 255 bytes"),

@@ -66,7 +66,7 @@ def engine(directory: Path, layout: int, runtime_dir: Path) -> str:
     program = directory / "engine"
     source = ROOT / "tests" / "engines" / "engine.c"
     subprocess.run(["gcc", "-std=c11", f"-I{directory}", source, "-o", program], check=True)
-    done = subprocess.run([program, runtime_dir, "v", "1", "1", "4096"], capture_output=True, text=True)
+    done = subprocess.run([program, runtime_dir, "v", "1", "1", "4096", "0"], capture_output=True, text=True)
     assert done.returncode == 1
     return done.stderr
 

@@ -78,6 +78,7 @@ static inline int claw_map_ctl(struct claw_producer *p, int ctl_fd)
 
 static inline void claw_unmap(struct claw_producer *p)
 {
+	claw_unmap_overflow(p);
 	if (p->data)
 		munmap(p->data, CLAW_PAGE + 2 * (size_t)p->ring_bytes);
 	if (p->ctl)
@@ -136,6 +137,8 @@ static inline int claw_map(struct claw_producer *p, const struct claw_attached *
 	p->ring_id = answer->ring_id;
 	p->daemon_epoch = answer->daemon_epoch;
 	p->record_max = answer->record_max;
+	p->overflow_bytes = CLAW_OVERFLOW_BYTES;
+	p->capacity = ring_bytes > p->overflow_bytes ? ring_bytes : p->overflow_bytes;
 	p->owner = ((uint32_t)claw_now_ns() ^ (uint32_t)((uintptr_t)p >> 4)) | 1;
 	p->event_fd = event_fd;
 	p->control_fd = control_fd;
@@ -257,6 +260,45 @@ static inline int claw_judge(struct claw_attached *answer, size_t len)
 }
 
 /*
+ * Say `hello` to the clawd that serves runtime_dir and hear its answer. Returns the connection, *ret_count (at most `max`)
+ * descriptors came with it. -EACCES with a status in ret_answer: it refused. Nothing is left open then.
+ */
+static inline int claw_dial(const char *runtime_dir, const struct claw_hello *hello, struct claw_attached *ret_answer,
+			    int *ret_fds, int max, int *ret_count)
+{
+	struct claw_attached answer;
+	size_t len = sizeof(answer);
+	ssize_t sent;
+	int count, i, result;
+	int fd = claw_connect(runtime_dir);
+
+	if (fd < 0)
+		return fd;
+	do {
+		sent = send(fd, hello, sizeof(*hello), MSG_NOSIGNAL);
+	} while (sent < 0 && errno == EINTR);
+	if (sent < 0) {
+		result = errno == EAGAIN ? -ETIMEDOUT : -errno;
+		close(fd);
+		return result;
+	}
+	memset(&answer, 0, sizeof(answer));
+	count = result = claw_receive(fd, &answer, &len, ret_fds, max);
+	if (count >= 0)
+		result = claw_judge(&answer, len);
+	if (!result || (result == -EACCES && answer.status))
+		*ret_answer = answer;
+	if (!result) {
+		*ret_count = count;
+		return fd;
+	}
+	for (i = 0; i < count && i < max; i++)
+		close(ret_fds[i]);
+	close(fd);
+	return result;
+}
+
+/*
  * Attach to the clawd that serves runtime_dir. `name` is a label for people, at most CLAW_PRODUCER_NAME - 1 bytes;
  * ring_bytes a power of two from CLAW_RING_BYTES_MIN to CLAW_RING_BYTES_MAX, 0 for clawd's default; what it became is in
  * ret_answer. Waits at most CLAW_ATTACH_SECONDS for each answer.
@@ -267,13 +309,11 @@ static inline int claw_judge(struct claw_attached *answer, size_t len)
 static inline int claw_attach(struct claw_producer *p, const char *runtime_dir, const char *name, uint64_t ring_bytes,
 			      struct claw_attached *ret_answer)
 {
-	struct claw_attached answer;
 	struct claw_hello hello;
 	size_t name_len = strlen(name);
-	size_t len = sizeof(answer);
 	int fds[3] = { -1, -1, -1 };
-	ssize_t sent;
-	int fd, i, count, result;
+	int fd, i, result;
+	int count = 0;
 
 	memset(ret_answer, 0, sizeof(*ret_answer));
 	if (p->guard)
@@ -287,32 +327,19 @@ static inline int claw_attach(struct claw_producer *p, const char *runtime_dir, 
 	hello.ring_bytes = ring_bytes;
 	memcpy(hello.name, name, name_len);
 
-	fd = claw_connect(runtime_dir);
+	fd = claw_dial(runtime_dir, &hello, ret_answer, fds, 3, &count);
 	if (fd < 0)
 		return fd;
-	do {
-		sent = send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
-	} while (sent < 0 && errno == EINTR);
-	if (sent < 0) {
-		count = result = errno == EAGAIN ? -ETIMEDOUT : -errno;
-	} else {
-		memset(&answer, 0, sizeof(answer));
-		count = result = claw_receive(fd, &answer, &len, fds, 3);
-	}
-	if (count >= 0) {
-		result = claw_judge(&answer, len);
-		if (result == -EACCES)
-			*ret_answer = answer;
-		else if (!result && (count != 3 || (ring_bytes && answer.ring_bytes != ring_bytes)))
-			result = -EPROTO;
-		else if (!result)
-			result = claw_map(p, &answer, fds[0], fds[1], fds[2], fd);
-	}
+	if (count != 3 || (ring_bytes && ret_answer->ring_bytes != ring_bytes))
+		result = -EPROTO;
+	else
+		result = claw_map(p, ret_answer, fds[0], fds[1], fds[2], fd);
 	if (!result) {
-		*ret_answer = answer;
+		memcpy(p->name, hello.name, sizeof(p->name));
 		return 0;
 	}
-	for (i = 0; i < count && i < 3; i++)
+	memset(ret_answer, 0, sizeof(*ret_answer));
+	for (i = 0; i < count; i++)
 		close(fds[i]);
 	close(fd);
 	return result;
@@ -325,7 +352,7 @@ static inline void claw_stop(struct claw_producer *p)
 		claw_store_relaxed(p->guard, (uint32_t)CLAW_GUARD_STOPPED);
 }
 
-/* Give the ring back. Streams still open end as `producer_lost`. Harmless when not attached, and in a forked child */
+/* Give the ring back. Streams still open end as `producer_lost`, the overflow is dropped (see claw_flush()). Harmless when not attached, and in a forked child */
 static inline void claw_detach(struct claw_producer *p)
 {
 	/* A child has no such mappings, and what it has at these addresses or descriptor numbers may be its own */
@@ -333,8 +360,11 @@ static inline void claw_detach(struct claw_producer *p)
 		return;
 	claw_unmap(p);
 	close(p->event_fd);
-	if (p->control_fd >= 0)
+	if (p->control_fd >= 0) {
+		/* Ends the connection also where a forked child has a copy of the descriptor, and wakes who polls it */
+		shutdown(p->control_fd, SHUT_RDWR);
 		close(p->control_fd);
+	}
 	memset(p, 0, sizeof(*p));
 }
 

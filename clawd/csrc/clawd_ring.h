@@ -21,36 +21,46 @@
  *	}
  *	reason = r >= 0 || r == -ECANCELED ? "stop" : "error:token lost";
  *	claw_close_stream(&producer, stream, reason, strlen(reason));
+ *	while (claw_flush(&producer) > 0 && !claw_wait_room(&producer, CLAW_RECORD_MAX, patience_ns))
+ *		;
  *	claw_detach(&producer);
  *
  * A life: claw_attach() once a process; for each answer claw_open_stream(), for each engine step one claw_write_many()
  * (or claw_write() a token), claw_close_stream(); claw_detach(). A claw_producer starts zeroed (static, calloc(), in C++
- * also `new claw_producer()`); it is 42 KB, so not on the stack, and it must not be copied. A claw_stream is a value to
+ * also `new claw_producer()`); it is 58 KB, so not on the stack, and it must not be copied. A claw_stream is a value to
  * copy at will, a zeroed one nobody's.
  *
+ * A full ring: a record is *accepted* when a call took it, *in the ring* once clawd can see it, *committed* when clawd has
+ * it. What is in the ring outlives this process and clawd; what finds no room there waits in this process, in the overflow
+ * (claw_set_overflow(), 16 MiB unless told, no memory until needed). Every later call first moves on what fits, claw_flush()
+ * does nothing else: call it once a step while claw_look_backlog() shows something, and before claw_detach() until it
+ * returns 0, as above. Order is kept. -EAGAIN: the overflow is full too. Wait and try again, or give the text up and say so
+ * with claw_lose(): then its readers are told what is missing.
+ *
  * Results: 0 or a count; -errno on failure, and then nothing was written. claw_result_text() has words for them. No call
- * blocks but claw_attach() and claw_wait_room(); no call allocates, prints, raises a signal or exits. Common to all:
+ * blocks but claw_attach(), claw_reattach() and claw_wait_room(); none allocates but the overflow, prints, raises a signal or
+ * exits. Common to all:
  *	-ENOTCONN	not attached, or claw_stop() was called
  *	-ECHILD		this process is a fork of the one that attached; attach a producer of its own
  *	-ESHUTDOWN	clawd has let go of the ring (claw_state() says how); detach, attach anew, open the streams anew
  *	-EPROTO		clawd's words make no sense
  *	-EBADF		the stream is closed, or of another producer
- *	-EAGAIN		the ring has no room now: claw_wait_room(), or try again with the next step. What is then dropped
- *			is missing without a trace, so close the stream for a reason that says so, as "error:ring full"
+ *	-EAGAIN		neither ring nor overflow has room now: claw_wait_room(), or try again with the next step, or
+ *			claw_lose()
  *	-ECANCELED	the stream was stopped: claw_stopped() says why; close it
  *	-EINVAL		an argument is out of its range
- *	-EMSGSIZE	it would not fit an empty ring (OPEN: one record)
+ *	-EMSGSIZE	it would not fit an empty ring, nor an empty overflow (OPEN: one record)
  *
  * An event loop: clawd signals no producer, all it says is in memory. Once a step look at claw_stopped() of each stream
  * (one load) and, if the engine can follow them, at claw_hints(). claw_poll_fd() is a descriptor for poll() or epoll that
  * becomes readable when clawd is gone or has let go of the ring; nothing is ever to be read from it. A clawd that is gone
- * leaves the ring as it is: writes go on until it is full, and then return -EAGAIN.
+ * leaves the ring as it is: writes go on, and claw_reattach() finds the next clawd.
  *
  * Threads: one at a time for each claw_producer; the caller locks. Only claw_wait_room(), claw_state(), claw_stopped(),
- * claw_hints() and claw_stop() may run beside another call; claw_detach() runs alone.
+ * claw_hints(), claw_reattach() and claw_stop() may run beside another call; claw_detach() runs alone.
  *
- * Fork: the mappings are not inherited, a child's calls return -ECHILD and touch nothing of its parent's. A child that
- * wants to write attaches with a second, zeroed claw_producer.
+ * Fork: neither the mappings nor the overflow are inherited, a child's calls return -ECHILD and touch nothing of its
+ * parent's. A child that wants to write attaches with a second, zeroed claw_producer.
  *
  * Warnings: none under -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -pedantic, in C and C++. A build with
  * -Wold-style-cast includes it with -isystem.
@@ -63,6 +73,7 @@
 #endif
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -92,9 +103,15 @@
 enum {
 	CLAW_ATTACH_SECONDS = 5, /* how long claw_attach() waits for an answer */
 	CLAW_ROOM_LOOK_NS = 100000, /* between two looks at ack_pos: clawd signals no producer */
+	CLAW_ROOM_LOOK_NS_MAX = 5000000, /* once it has been long */
 	CLAW_HINT_TRIES = 16,
 	CLAW_FDS_MAX = 8, /* descriptors looked at in an answer; it has 3 */
+	CLAW_OVERFLOW_BYTES = 0x1000000, /* 16 MiB: unless claw_set_overflow() was called */
+	CLAW_OVERFLOW_BYTES_MAX = 0x40000000, /* 1 GiB */
+	CLAW_MOVE_BYTES = 131072, /* from the overflow into the ring in one call: tens of microseconds */
 };
+
+#define CLAW_LOST_REASON "ring_full" /* of the GAP for what was given up */
 
 /* the word on the guard page, which the kernel zeroes in a forked child */
 enum {
@@ -130,6 +147,13 @@ struct claw_producer {
 	uint64_t signalled; /* the need_wake generation that was signalled last */
 	uint64_t ring_id;
 	uint64_t daemon_epoch;
+	uint8_t *overflow; /* NULL = not needed so far */
+	uint64_t overflow_bytes;
+	uint64_t capacity; /* the larger of ring and overflow: what fits at once */
+	uint64_t tail; /* end of the overflow, which begins at head */
+	uint32_t overflow_count; /* records in it */
+	uint32_t lost_streams; /* with something in lost[] */
+	uint32_t is_gone; /* a clawd that started meanwhile does not have this ring */
 	uint32_t record_max;
 	uint32_t owner; /* marks this producer's streams: odd, so that a zeroed stream is nobody's */
 	int event_fd;
@@ -138,6 +162,8 @@ struct claw_producer {
 	uint32_t free_count;
 	uint16_t free_handles[CLAW_HANDLE_COUNT]; /* a stack */
 	uint64_t open_seq[CLAW_HANDLE_COUNT]; /* 0 = handle not in use */
+	uint32_t lost[CLAW_HANDLE_COUNT]; /* records given up since the stream's last one */
+	char name[CLAW_PRODUCER_NAME];
 };
 
 /* Words for a result of these calls, where strerror() would speak of children and endpoints */
@@ -155,11 +181,11 @@ static inline const char *claw_result_text(int result)
 	case -EBADF:
 		return "the stream is closed, or of another producer";
 	case -EAGAIN:
-		return "the ring is full";
+		return "the ring is full, and so is the overflow";
 	case -ECANCELED:
 		return "the stream was stopped";
 	case -EMSGSIZE:
-		return "it does not fit the ring";
+		return "it fits neither the ring nor the overflow";
 	case -EMFILE:
 		return "too many streams or files are open";
 	case -EISCONN:
@@ -192,6 +218,8 @@ static inline const char *claw_stopped_text(int stopped)
 		return "limit";
 	case CLAW_STOPPED_NO_SPACE:
 		return "no_space";
+	case CLAW_STOPPED_DRAINING:
+		return "stopping";
 	default:
 		return stopped < 0 ? claw_result_text(stopped) : "stopped";
 	}
@@ -224,7 +252,8 @@ static inline int claw_check_open(const struct claw_producer *p)
 
 	if (result < 0)
 		return result;
-	return claw_load_relaxed(&p->ctl->state) == CLAW_STATE_OPEN ? 0 : -ESHUTDOWN;
+	/* one branch for both */
+	return !((claw_load_relaxed(&p->ctl->state) ^ CLAW_STATE_OPEN) | claw_load_relaxed(&p->is_gone)) ? 0 : -ESHUTDOWN;
 }
 
 static inline int claw_is_open(const struct claw_producer *p, struct claw_stream stream)
@@ -260,7 +289,9 @@ static inline int claw_state(const struct claw_producer *p)
 {
 	int result = claw_check(p);
 
-	return result < 0 ? result : (int)claw_load_relaxed(&p->ctl->state);
+	if (result < 0)
+		return result;
+	return claw_load_relaxed(&p->is_gone) ? CLAW_STATE_CLOSED : (int)claw_load_relaxed(&p->ctl->state);
 }
 
 /* What clawd would like the engine to do, read whole. -EAGAIN: it kept changing under our eyes; keep the last one */
@@ -300,37 +331,9 @@ static inline int claw_poll_fd(const struct claw_producer *p)
 	return p->control_fd >= 0 ? p->control_fd : -ENOTCONN;
 }
 
-/*
- * Sleep until the ring has room for `bytes`, at most timeout_ns (0 = only look). -EAGAIN: no room in that time. `bytes` is
- * claw_text_bytes() for a text (the sum of them for claw_write_many()), claw_record_bytes() of a reason for
- * claw_close_stream(). It looks every 100 us and needs no wake-up: the call that met the full ring has woken clawd.
- */
-static inline int claw_wait_room(const struct claw_producer *p, uint64_t bytes, uint64_t timeout_ns)
-{
-	const struct timespec look = { 0, CLAW_ROOM_LOOK_NS };
-	uint64_t start_ns = claw_now_ns();
-
-	for (;;) {
-		uint64_t used;
-		int result = claw_check_open(p);
-
-		if (result < 0)
-			return result;
-		if (bytes > p->ring_bytes)
-			return -EMSGSIZE;
-		/* A look only: the acquire that guards the ring bytes is claw_begin()'s. ack_pos first, or another thread's
-		   commit in between makes `used` negative. */
-		used = claw_load_acquire(&p->ctl->ack_pos);
-		used = claw_load_relaxed(&p->head) - used;
-		if (used <= p->ring_bytes && used + bytes <= p->ring_bytes)
-			return 0;
-		if (claw_now_ns() - start_ns >= timeout_ns)
-			return -EAGAIN;
-		clock_nanosleep(CLOCK_MONOTONIC, 0, &look, NULL); /* cut short by a signal: one more look */
-	}
-}
-
+#include "clawd_room.h"
 #include "clawd_write.h"
 #include "clawd_attach.h"
+#include "clawd_reattach.h"
 
 #endif

@@ -3,19 +3,6 @@
 #ifndef CLAWD_WRITE_H
 #define CLAWD_WRITE_H
 
-/* Records being written: nothing is seen before claw_commit() */
-struct claw_batch {
-	uint64_t pos;
-	uint64_t seq;
-	uint64_t now_ns;
-};
-
-/* Bytes a record takes in the ring */
-static inline uint64_t claw_record_bytes(uint64_t len)
-{
-	return sizeof(struct claw_record) + ((len + CLAW_RECORD_ALIGN - 1) & ~(uint64_t)(CLAW_RECORD_ALIGN - 1));
-}
-
 /* How much of a text goes into one piece of at most max (≥ 4) bytes: back to the start of a character cut in two */
 static inline size_t claw_text_cut(const char *text, size_t len, size_t max)
 {
@@ -55,49 +42,11 @@ static inline uint64_t claw_text_bytes(const struct claw_producer *p, const char
 	return len ? bytes + claw_record_bytes(len) : bytes;
 }
 
-/* Signal clawd if it sleeps and was not signalled for this sleep. One system call at most */
-static inline void claw_wake(struct claw_producer *p)
+/* Add a record's header; returns where its payload goes, contiguous: the ring is mapped twice, the overflow has room behind it */
+static inline uint8_t *claw_add(struct claw_batch *batch, uint8_t kind, uint8_t flags, uint32_t handle, uint32_t count,
+				size_t len)
 {
-	uint64_t one = 1;
-	uint64_t generation;
-
-	/* Pairs with the full fence clawd has between storing an odd need_wake and its last look at head: either it sees
-	   our head, or we see it asleep. */
-	claw_fence_full();
-	generation = claw_load_relaxed(&p->ctl->need_wake);
-	/* An eventfd write can only fail if somebody closed the descriptor; then the next call tries again */
-	if ((generation & 1) && generation != p->signalled && write(p->event_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
-		p->signalled = generation;
-}
-
-/* Make sure of room for `bytes` at head, and start a batch there */
-static inline int claw_begin(struct claw_producer *p, uint64_t bytes, struct claw_batch *ret_batch)
-{
-	if (p->head - p->ack_pos + bytes > p->ring_bytes) {
-		/* Pairs with clawd's release store of ack_pos: it has copied these bytes, so they may be overwritten */
-		uint64_t ack_pos = claw_load_acquire(&p->ctl->ack_pos);
-
-		if (bytes > p->ring_bytes)
-			return -EMSGSIZE;
-		if (p->head - ack_pos > p->ring_bytes)
-			return -EPROTO;
-		p->ack_pos = ack_pos;
-		if (p->head - ack_pos + bytes > p->ring_bytes) {
-			claw_wake(p);
-			return -EAGAIN;
-		}
-	}
-	ret_batch->pos = p->head;
-	ret_batch->seq = p->ring_seq;
-	ret_batch->now_ns = claw_now_ns();
-	return 0;
-}
-
-/* Add a record's header; returns where its payload goes, contiguous thanks to the second mapping */
-static inline uint8_t *claw_add(const struct claw_producer *p, struct claw_batch *batch, uint8_t kind, uint8_t flags,
-				uint32_t handle, uint32_t count, size_t len)
-{
-	uint8_t *at = p->ring + (batch->pos & (p->ring_bytes - 1));
+	uint8_t *at = batch->bytes + (batch->pos & batch->mask);
 	struct claw_record record;
 
 	record.len = (uint32_t)len;
@@ -121,7 +70,7 @@ static inline int claw_add_text(const struct claw_producer *p, struct claw_batch
 	while (len) {
 		size_t piece = claw_text_cut(text, len, p->record_max);
 
-		memcpy(claw_add(p, batch, CLAW_TOKEN, flags, handle, records ? 0 : count, piece), text, piece);
+		memcpy(claw_add(batch, CLAW_TOKEN, flags, handle, records ? 0 : count, piece), text, piece);
 		text += piece;
 		len -= piece;
 		records++;
@@ -129,15 +78,47 @@ static inline int claw_add_text(const struct claw_producer *p, struct claw_batch
 	return records;
 }
 
-static inline void claw_commit(struct claw_producer *p, const struct claw_batch *batch)
+/* Before a stream's next record: how many of its records were given up. Bytes that takes */
+static inline uint64_t claw_gap_bytes(const struct claw_producer *p, uint32_t handle)
 {
-	if (batch->pos == p->head)
+	return p->lost_streams && p->lost[handle] ? claw_record_bytes(sizeof(CLAW_LOST_REASON) - 1) : 0;
+}
+
+static inline void claw_add_gap(struct claw_producer *p, struct claw_batch *batch, uint32_t handle)
+{
+	if (!p->lost_streams || !p->lost[handle])
 		return;
-	p->ring_seq = batch->seq;
-	claw_store_relaxed(&p->head, batch->pos); /* claw_wait_room() of another thread may be reading it */
-	/* Pairs with clawd's acquire load of head: it sees the records whole */
-	claw_store_release(&p->data->head, batch->pos);
-	claw_wake(p);
+	memcpy(claw_add(batch, CLAW_GAP, 0, handle, p->lost[handle], sizeof(CLAW_LOST_REASON) - 1), CLAW_LOST_REASON,
+	       sizeof(CLAW_LOST_REASON) - 1);
+	p->lost[handle] = 0;
+	claw_store_relaxed(&p->lost_streams, p->lost_streams - 1); /* claw_wait_room() of another thread reads it */
+}
+
+/*
+ * A text that met -EAGAIN is given up: before the stream's next record its readers are told that so much is missing there
+ * (a GAP with reason `ring_full`), where else they would see a hole as text. Returns the number of its records.
+ */
+static inline int claw_lose(struct claw_producer *p, struct claw_stream stream, const char *text, size_t len)
+{
+	uint32_t lost = 0;
+	int result = claw_check_open(p);
+
+	if (result < 0)
+		return result;
+	if (!claw_is_open(p, stream))
+		return -EBADF;
+	while (len) {
+		size_t piece = claw_text_cut(text, len, p->record_max);
+
+		text += piece;
+		len -= piece;
+		lost++;
+	}
+	if (lost && !p->lost[stream.handle])
+		claw_store_relaxed(&p->lost_streams, p->lost_streams + 1);
+	/* at its end it stays: not a number that anybody reaches, but one that must not become 0 */
+	p->lost[stream.handle] += lost < UINT32_MAX - p->lost[stream.handle] ? lost : UINT32_MAX - p->lost[stream.handle];
+	return (int)lost;
 }
 
 /*
@@ -178,7 +159,7 @@ static inline int claw_open_stream(struct claw_producer *p, const char *name, si
 	open.name_len = (uint16_t)name_len;
 	open.meta_len = (uint16_t)meta_len;
 	open.reserved = 0;
-	payload = claw_add(p, &batch, CLAW_OPEN, 0, handle, 0, len);
+	payload = claw_add(&batch, CLAW_OPEN, 0, handle, 0, len);
 	memcpy(payload, &open, sizeof(open));
 	memcpy(payload + sizeof(open), name, name_len);
 	if (meta_len)
@@ -207,13 +188,14 @@ static inline int claw_write(struct claw_producer *p, struct claw_stream stream,
 		return -EINVAL;
 	if (claw_is_stopped(p, stream))
 		return -ECANCELED;
-	if (len > p->ring_bytes)
+	if (len > p->capacity)
 		return -EMSGSIZE;
 	if (!len)
 		return 0;
-	result = claw_begin(p, claw_text_bytes(p, text, len), &batch);
+	result = claw_begin(p, claw_gap_bytes(p, stream.handle) + claw_text_bytes(p, text, len), &batch);
 	if (result < 0)
 		return result;
+	claw_add_gap(p, &batch, stream.handle);
 	result = claw_add_text(p, &batch, (uint8_t)flags, stream.handle, count, text, len);
 	claw_commit(p, &batch);
 	return result;
@@ -241,9 +223,9 @@ static inline int claw_write_many(struct claw_producer *p, const struct claw_str
 	for (i = 0; i < n; i++) {
 		if (!claw_is_open(p, streams[i]))
 			return -EBADF;
-		if (lens[i] > p->ring_bytes || bytes > p->ring_bytes)
+		if (lens[i] > p->capacity || bytes > p->capacity)
 			return -EMSGSIZE;
-		bytes += claw_text_bytes(p, text, lens[i]);
+		bytes += claw_gap_bytes(p, streams[i].handle) + claw_text_bytes(p, text, lens[i]);
 		text += lens[i];
 	}
 	result = claw_begin(p, bytes, &batch);
@@ -252,6 +234,8 @@ static inline int claw_write_many(struct claw_producer *p, const struct claw_str
 	for (i = 0, text = texts; i < n; text += lens[i], i++) {
 		if (claw_is_stopped(p, streams[i]))
 			continue;
+		if (lens[i])
+			claw_add_gap(p, &batch, streams[i].handle);
 		claw_add_text(p, &batch, (uint8_t)flags, streams[i].handle, count, text, lens[i]);
 		kept++;
 	}
@@ -275,10 +259,11 @@ static inline int claw_close_stream(struct claw_producer *p, struct claw_stream 
 		return -EBADF;
 	if (!reason_len || reason_len > CLAW_REASON_MAX)
 		return -EINVAL;
-	result = claw_begin(p, claw_record_bytes(reason_len), &batch);
+	result = claw_begin(p, claw_gap_bytes(p, stream.handle) + claw_record_bytes(reason_len), &batch);
 	if (result < 0)
 		return result;
-	memcpy(claw_add(p, &batch, CLAW_CLOSE, 0, stream.handle, 0, reason_len), reason, reason_len);
+	claw_add_gap(p, &batch, stream.handle);
+	memcpy(claw_add(&batch, CLAW_CLOSE, 0, stream.handle, 0, reason_len), reason, reason_len);
 	p->open_seq[stream.handle] = 0;
 	p->free_handles[p->free_count++] = (uint16_t)stream.handle;
 	claw_commit(p, &batch);

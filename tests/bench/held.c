@@ -29,6 +29,7 @@ int main(int argc, char **argv)
 	if (count < STEP)
 		errx(2, "usage: held DIRECTORY COUNT");
 	must(claw_attach(&producer, argv[1], "held", CLAW_RING_BYTES_MAX, &answer), "attach");
+	must(claw_set_overflow(&producer, 0), "turn the overflow off"); /* the ring is what is measured */
 	for (int i = 0; i < STEP; i++) {
 		char name[32];
 		int len = snprintf(name, sizeof(name), "held-%d", i);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An inference engine in C: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES
+ * An inference engine in C: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES OVERFLOW_BYTES
  *
  * Its model makes up TOKENS tokens for each of STREAMS answers, PREFIX-0 and so on, a token of every answer in each step.
  * Prints what became of each answer. clawd_ring.h comes first, or -D_GNU_SOURCE is needed.
@@ -129,12 +129,13 @@ int main(int argc, char **argv)
 	struct claw_attached answer;
 	int count, tokens, step, result, i;
 
-	if (argc != 6 || (count = atoi(argv[3])) < 1 || count > STREAMS_MAX)
-		errx(2, "usage: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES");
+	if (argc != 7 || (count = atoi(argv[3])) < 1 || count > STREAMS_MAX)
+		errx(2, "usage: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES OVERFLOW_BYTES");
 	tokens = atoi(argv[4]);
 	result = claw_attach(&producer, argv[1], "engine in C", strtoull(argv[5], NULL, 10), &answer);
 	if (result < 0)
 		errx(1, "cannot attach: %s", answer.status ? answer.text : claw_result_text(result));
+	check(claw_set_overflow(&producer, strtoull(argv[6], NULL, 10)), "set the overflow");
 
 	for (i = 0; i < count; i++)
 		open_answer(&answers[i], argv[2], i);
@@ -144,6 +145,11 @@ int main(int argc, char **argv)
 	for (i = 0; i < count; i++)
 		if (!answers[i].is_over)
 			close_answer(&answers[i], i % 2 ? "length" : "stop");
+	/* what found no room in the ring would end with this process */
+	while ((result = claw_flush(&producer)) > 0)
+		if (claw_wait_room(&producer, claw_record_bytes(producer.record_max), patience_ns) < 0)
+			errx(1, "cannot give back the ring: %d records found no room in it", result);
+	check(result, "flush");
 	claw_detach(&producer);
 	return 0;
 }

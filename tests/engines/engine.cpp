@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An inference engine in C++17: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES
+ * An inference engine in C++17: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES OVERFLOW_BYTES
  *
  * Does what engine.c does, through two small classes to take along: they own the ring and turn results into exceptions.
  */
@@ -23,7 +23,8 @@ constexpr uint64_t patience_ns = 20'000'000'000;
 /* A ring: one thread at a time, as claw_producer itself */
 class Producer {
 public:
-	Producer(const std::string &runtime_dir, const std::string &name, uint64_t ring_bytes = 0)
+	Producer(const std::string &runtime_dir, const std::string &name, uint64_t ring_bytes = 0,
+		 uint64_t overflow_bytes = CLAW_OVERFLOW_BYTES)
 	{
 		claw_attached answer;
 		int result = claw_attach(ring(), runtime_dir.c_str(), name.c_str(), ring_bytes, &answer);
@@ -31,6 +32,7 @@ public:
 		if (result < 0)
 			throw std::runtime_error("cannot attach: "s +
 						 (answer.status ? answer.text : claw_result_text(result)));
+		checked(claw_set_overflow(ring(), overflow_bytes));
 	}
 
 	~Producer()
@@ -80,6 +82,13 @@ public:
 		retry(claw_record_bytes(reason.size()), [&] {
 			return claw_close_stream(ring(), stream, reason.data(), reason.size());
 		});
+	}
+
+	/* At the end: what found no room in the ring would end with this process */
+	void flush()
+	{
+		while (checked(claw_flush(ring())) > 0)
+			checked(claw_wait_room(ring(), claw_record_bytes(ring()->record_max), patience_ns));
 	}
 
 	/* CLAW_STOPPED_…, 0 = not */
@@ -182,7 +191,7 @@ int make_step(Producer &producer, std::vector<Answer> &answers, int step)
 
 void run(const std::vector<std::string> &arguments)
 {
-	Producer producer(arguments[0], "engine in C++", std::stoull(arguments[4]));
+	Producer producer(arguments[0], "engine in C++", std::stoull(arguments[4]), std::stoull(arguments[5]));
 	std::vector<Answer> answers;
 
 	for (int i = 0; i < std::stoi(arguments[2]); i++)
@@ -193,14 +202,15 @@ void run(const std::vector<std::string> &arguments)
 	for (size_t i = 0; i < answers.size(); i++)
 		if (!answers[i].is_over)
 			answers[i].close(producer, i % 2 ? "length" : "stop");
+	producer.flush();
 }
 
 } /* namespace */
 
 int main(int argc, char **argv)
 {
-	if (argc != 6) {
-		std::cerr << "usage: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES\n";
+	if (argc != 7) {
+		std::cerr << "usage: engine RUNTIME_DIR PREFIX STREAMS TOKENS RING_BYTES OVERFLOW_BYTES\n";
 		return 2;
 	}
 	try {

@@ -16,7 +16,7 @@ static inline void attached_make(struct claw_producer *p, const struct memory *m
 	p->ctl = memory->ctl;
 	p->data = memory->data;
 	p->ring = memory->ring;
-	p->ring_bytes = memory->ring_bytes;
+	p->ring_bytes = p->capacity = memory->ring_bytes; /* no overflow */
 	p->head = p->ack_pos = pos;
 	p->ring_seq = seq;
 	p->record_max = memory->ring_bytes / 4 < CLAW_RECORD_MAX ? (uint32_t)(memory->ring_bytes / 4) : CLAW_RECORD_MAX;

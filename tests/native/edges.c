@@ -4,7 +4,7 @@
 
 void edge_publish(struct claw_producer *p, const struct claw_batch *batch);
 void edge_wake(struct claw_producer *p);
-int edge_room(struct claw_producer *p, uint64_t bytes, struct claw_batch *ret_batch);
+int edge_room(struct claw_producer *p);
 
 void edge_publish(struct claw_producer *p, const struct claw_batch *batch)
 {
@@ -16,7 +16,7 @@ void edge_wake(struct claw_producer *p)
 	claw_wake(p);
 }
 
-int edge_room(struct claw_producer *p, uint64_t bytes, struct claw_batch *ret_batch)
+int edge_room(struct claw_producer *p)
 {
-	return claw_begin(p, bytes, ret_batch);
+	return claw_take_ack(p);
 }

@@ -15,14 +15,14 @@ static struct claw_producer producer;
 static void lie(const char *how, struct claw_stream stream)
 {
 	static char text[8192];
-	struct claw_batch batch = { producer.head, producer.ring_seq, 1 };
+	struct claw_batch batch = { producer.ring, producer.ring_bytes - 1, producer.head, producer.ring_seq, 1 };
 
 	memset(text, 'x', sizeof(text));
 	if (!strcmp(how, "records longer than allowed")) {
 		producer.record_max = 8192;
 		claw_write(&producer, stream, text, 3000, 0, 1);
 	} else if (!strcmp(how, "more bytes than were written")) {
-		claw_add(&producer, &batch, CLAW_TOKEN, 0, stream.handle, 1, 900);
+		claw_add(&batch, CLAW_TOKEN, 0, stream.handle, 1, 900);
 		batch.pos -= 512;
 		claw_commit(&producer, &batch);
 	} else if (!strcmp(how, "room that is not there")) {
@@ -31,9 +31,11 @@ static void lie(const char *how, struct claw_stream stream)
 		claw_commit(&producer, &batch);
 	} else if (!strcmp(how, "a head that went back")) {
 		batch.pos = 0;
+		batch.seq++; /* or it would be nothing to commit */
 		claw_commit(&producer, &batch);
 	} else if (!strcmp(how, "a head between records")) {
 		batch.pos += 8;
+		batch.seq++;
 		claw_commit(&producer, &batch);
 	} else if (!strcmp(how, "numbers it skipped")) {
 		producer.ring_seq += 5;
@@ -44,12 +46,12 @@ static void lie(const char *how, struct claw_stream stream)
 	} else if (!strcmp(how, "a name longer than its record")) {
 		struct claw_open open = { 0, 200, 0, 0 };
 
-		memcpy(claw_add(&producer, &batch, CLAW_OPEN, 0, 5, 0, sizeof(open) + 4), &open, sizeof(open));
+		memcpy(claw_add(&batch, CLAW_OPEN, 0, 5, 0, sizeof(open) + 4), &open, sizeof(open));
 		claw_commit(&producer, &batch);
 	} else if (!strcmp(how, "a name that is no text")) {
 		claw_open_stream(&producer, "\xff\n", 2, NULL, 0, 0, &stream);
 	} else if (!strcmp(how, "an empty reason")) {
-		claw_add(&producer, &batch, CLAW_CLOSE, 0, stream.handle, 0, 0);
+		claw_add(&batch, CLAW_CLOSE, 0, stream.handle, 0, 0);
 		claw_commit(&producer, &batch);
 	} else {
 		fprintf(stderr, "no such lie: %s\n", how);
