@@ -140,12 +140,18 @@ class Core:
     def map_spool(self, fd: int, size: int) -> None:
         check(lib.claw_core_map_spool(self._core, fd, size), "map the spool")
 
+    def recover(self) -> Any:
+        """Take over what the spool's objects hold, once all are mapped: a struct claw_recovered."""
+        found = ffi.new("struct claw_recovered *")
+        check(lib.claw_core_recover(self._core, time.monotonic_ns(), found), "take over the spool")
+        return found
+
     def limit(self, *, stream_bytes: int, keep_ns: int) -> None:
         """Change these two while it runs, also for the streams that are there."""
         check(lib.claw_core_limit(self._core, stream_bytes, keep_ns), "change the limits")
 
     def drain(self) -> None:
-        """From now on no stream opens: the engine is told `limit`. Those that live go on."""
+        """From now on no stream opens: the engine is told `stopping`. Those that live go on."""
         lib.claw_core_drain(self._core)
 
     def watch(self, fd: int, tag: int) -> None:
@@ -195,6 +201,20 @@ class Core:
     def add_ring(self, data_fd: int, ctl_fd: int, event_fd: int, ring_bytes: int, ring_id: int, epoch: int) -> int:
         ring = lib.claw_ring_add(self._core, data_fd, ctl_fd, event_fd, ring_bytes, ring_id, epoch)
         return check(ring, "map a ring")
+
+    def adopt_ring(self, data_fd: int, ctl_fd: int, ring_bytes: int, ring_id: int, epoch: int) -> int:
+        """Take over a ring of an earlier clawd, and the streams from it that `recover` found."""
+        now_ns = time.monotonic_ns()
+        ring = lib.claw_ring_adopt(self._core, data_fd, ctl_fd, ring_bytes, ring_id, epoch, now_ns)
+        return check(ring, "take over a ring")
+
+    def hear_ring(self, ring: int, event_fd: int) -> None:
+        """The producer of an adopted ring attached again, and signals there from now on."""
+        check(lib.claw_ring_hear_again(self._core, ring, event_fd), "listen to a ring")
+
+    def end_orphans(self, ring_id: int, reason: str) -> int:
+        """End the streams that wait for this ring; 0: for any, because no more are adopted. Returns how many."""
+        return int(lib.claw_orphans_end(self._core, ring_id, reason.encode(), time.monotonic_ns()))
 
     def leave_ring(self, ring: int) -> None:
         """Its producer is gone: take what is left, then end its streams."""

@@ -12,35 +12,15 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import counts
+from mutant import COMMIT, DISTURB, EDGE, FUZZ, PUBLISH, RACE, TORN, Mutant
+from mutants_start import START
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLISH = "test_kill_points.py::test_a_producer_killed_at_any_instruction_leaves_a_whole_record_or_none"
-TORN = "test_page.py::test_a_row_is_never_torn_while_another_process_writes_it"
-COMMIT = (
-    "test_kill_points.py::"
-    "test_clawd_killed_at_any_instruction_leaves_whole_records_and_gives_back_only_what_is_committed"
-)
-RACE = "test_race.py::test_the_threads_share_nothing_but_what_they_release_and_acquire[stream]"
-EDGE = "test_codegen.py::test_the_edge_is_in_the_code"
-FUZZ = "test_fuzz.py::test_no_input_breaks_the_core"
-DISTURB = "test_fuzz.py::test_no_change_under_its_eyes_breaks_the_core"
 OWN_BUILD = ("test_kill_points.py", "test_race.py", "test_codegen.py", "test_fuzz.py")
 """These compile what they test: the mutant needs no core of its own for them."""
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    file: str
-    """Below clawd/."""
-    old: str
-    new: str
-    test: str
-    often: bool = False
 
 
 MUTANTS = (
@@ -214,7 +194,7 @@ MUTANTS = (
     Mutant(
         "a handle is opened twice",
         "csrc/intake.c",
-        "	if (ring->handles[record->handle] != CLAW_NONE)\n		return -CLAW_BAD_HANDLE;\n",
+        "	if (earlier != CLAW_NONE && earlier != CLAW_UNSURE)\n		return -CLAW_BAD_HANDLE;\n",
         "",
         FUZZ + "[fuzz_core]",
     ),
@@ -236,6 +216,7 @@ MUTANTS = (
         COMMIT,
         often=True,
     ),
+    *START,
     Mutant(
         "a freed block keeps its records",
         "csrc/spool.c",

@@ -43,6 +43,18 @@ def tree(directory: Path) -> Path:
     return directory
 
 
+def core_tree(directory: Path, define: str) -> Path:
+    """Our sources, with a core of its own that has this macro."""
+    (directory / "clawd").mkdir()
+    for entry in (ROOT / "clawd").iterdir():
+        if entry.suffix not in (".so", ".o") and entry.name not in ("_core.c", "__pycache__"):
+            (directory / "clawd" / entry.name).symlink_to(entry)
+    command = [sys.executable, ROOT / "clawd/csrc/build.py", "--define", define, directory]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
 def make_wheel(source: Path, directory: Path) -> Path:
     """A wheel of a tree or sdist, built with what is installed here."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

@@ -17,6 +17,8 @@ from typing import Any
 from clawd.core import Core, Limits, ffi, lib
 
 HEAD_AT = 128
+CREDIT = 1 << 30
+SECOND = 1_000_000_000
 DEFAULTS = {
     "spool_bytes": 1 << 20,
     "stream_bytes": 1 << 18,
@@ -31,20 +33,32 @@ DEFAULTS = {
 class RingWriter:
     """A producer's end of a ring, with nothing checked."""
 
-    def __init__(self, rig: Rig, ring_bytes: int) -> None:
+    def __init__(self, rig: Rig, ring_bytes: int, ring_id: int) -> None:
         self.rig = rig
         self.ring_bytes = ring_bytes
+        self.ring_id = ring_id
         data_fd, ctl_fd = os.memfd_create("data"), os.memfd_create("ctl")
         os.ftruncate(data_fd, lib.CLAW_PAGE + ring_bytes)
         os.ftruncate(ctl_fd, ffi.sizeof("struct claw_ctl"))
         event_fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self.index = rig.core.add_ring(data_fd, ctl_fd, event_fd, ring_bytes, 7, 9)
+        self.index = rig.core.add_ring(data_fd, ctl_fd, event_fd, ring_bytes, ring_id, 9)
         self.data = mmap.mmap(data_fd, 0)
         self.ctl_map = mmap.mmap(ctl_fd, 0)
         self.ctl = ffi.from_buffer("struct claw_ctl *", self.ctl_map)
         self.data_fd, self.ctl_fd, self.event_fd = data_fd, ctl_fd, event_fd
         self.head = 0
         self.seq = 1
+
+    def adopt(self) -> None:
+        """Go on with the rig's new core."""
+        self.index = self.rig.core.adopt_ring(self.data_fd, self.ctl_fd, self.ring_bytes, self.ring_id, 10)
+
+    def hear(self) -> None:
+        """Attach again: a new eventfd, and the kick that comes with it."""
+        os.close(self.event_fd)
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.rig.core.hear_ring(self.index, self.event_fd)
+        os.eventfd_write(self.event_fd, 1)
 
     def put(self, kind: int, handle: int, payload: bytes = b"", *, flags: int = 0, count: int = 1, at: int = 0) -> int:
         """One record, published at once. Returns its ring_seq."""
@@ -102,11 +116,10 @@ class Rig:
     def __post_init__(self) -> None:
         values = DEFAULTS | self.limits
         self.core = Core(Limits(**values), self.page_fd)
-        fd = os.memfd_create("spool")
-        os.ftruncate(fd, values["spool_bytes"])
-        self.core.map_spool(fd, values["spool_bytes"])
-        self.spool = mmap.mmap(fd, 0)
-        os.close(fd)
+        self.spool_fd = os.memfd_create("spool")
+        os.ftruncate(self.spool_fd, values["spool_bytes"])
+        self.core.map_spool(self.spool_fd, values["spool_bytes"])
+        self.spool = mmap.mmap(self.spool_fd, 0)
 
     def __enter__(self) -> Rig:
         return self
@@ -116,14 +129,32 @@ class Rig:
     ) -> None:
         self.close()
 
+    def restart(self, *, adopt: bool = True, **limits: int) -> Any:
+        """Another core on the same objects, as after a kill: nothing is written when one goes. What it found, a struct
+        claw_recovered. Readers are gone with the old one.
+        """
+        self.core.close()
+        self.charged.clear()
+        values = DEFAULTS | self.limits | limits
+        size = len(self.spool)
+        self.core = Core(Limits(**values | {"spool_bytes": max(size, values["spool_bytes"])}), self.page_fd)
+        self.core.map_spool(self.spool_fd, size)
+        found = self.core.recover()
+        if adopt:
+            for writer in self.writers:
+                writer.adopt()
+            self.core.end_orphans(0, "producer_lost")
+        return found
+
     def close(self) -> None:
         self.core.close()
+        os.close(self.spool_fd)
         for writer in self.writers:
             for fd in (writer.data_fd, writer.ctl_fd, writer.event_fd):
                 os.close(fd)
 
     def ring(self, ring_bytes: int = 1 << 16) -> RingWriter:
-        self.writers.append(RingWriter(self, ring_bytes))
+        self.writers.append(RingWriter(self, ring_bytes, 7 + len(self.writers)))
         return self.writers[-1]
 
     def block(self, index: int) -> Any:
@@ -177,3 +208,43 @@ def _item(connection: int, item: Any, frame: bytes) -> Item:
     return Item(
         connection, item.attachment, item.incarnation, item.kind, item.seq, data, item.klass, item.count, item.bytes
     )
+
+
+def read(rig: Rig, name: str, *, after: int = -1, incarnation: int | None = None) -> list[Item]:
+    """All that a new reader gets, once the rings are drained."""
+    rig.turns()
+    number = rig.core.connect()
+    result = rig.core.attach(number, 1, name.encode(), after=after, incarnation=incarnation, credit=CREDIT)
+    assert result == 0, f"attach to {name}: {result}"
+    items = rig.turns()
+    rig.core.disconnect(number)
+    return items
+
+
+def told(items: list[Item]) -> list[tuple[int, bytes]]:
+    """(seq, text) of tokens, (seq, reason) of the rest."""
+    names = {lib.CLAW_OPEN: b"open:", lib.CLAW_CLOSE: b"close:", lib.CLAW_GAP: b"gap:"}
+    return [(item.seq, names.get(item.kind, b"") + item.data) for item in items]
+
+
+def rewind(ring: RingWriter, to: int = 0) -> None:
+    """As if clawd was killed before it gave the ring bytes from there on back."""
+    ring.ctl.ack_pos = to
+
+
+def row(rig: Rig, name: str) -> Any:
+    """A copy of the stream's row."""
+    for index in range(64):
+        found = rig.core.stream_row(index)
+        if found is not None and bytes(ffi.buffer(found.name, found.name_len)) == name.encode():
+            copy = ffi.new("struct claw_stream_row *")
+            ffi.memmove(copy, found, ffi.sizeof("struct claw_stream_row"))
+            return copy
+    raise AssertionError(f"no stream {name}")
+
+
+def write_some(ring: RingWriter, handle: int, first: int, count: int, size: int = 5) -> list[bytes]:
+    texts = [(b"%d " % (first + i)).ljust(size, b"x") for i in range(count)]
+    for text in texts:
+        ring.write(handle, text)
+    return texts

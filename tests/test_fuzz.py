@@ -22,7 +22,7 @@ FUZZ = TESTS / "fuzz"
 SECONDS = os.environ.get("CLAWD_TEST_SECONDS", "2")
 SEED = os.environ.get("CLAWD_TEST_SEED", "1")
 SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
-PARTS = {"fuzz_core": (*CORE, "frame"), "fuzz_frame": ("frame",)}
+PARTS = {"fuzz_core": (*CORE, "frame"), "fuzz_restore": (*CORE, "frame"), "fuzz_frame": ("frame",)}
 
 
 @pytest.fixture(scope="module")

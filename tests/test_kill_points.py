@@ -32,4 +32,4 @@ def test_a_producer_killed_at_any_instruction_leaves_a_whole_record_or_none(tmp_
 def test_clawd_killed_at_any_instruction_leaves_whole_records_and_gives_back_only_what_is_committed(
     tmp_path: Path,
 ) -> None:
-    kill(tmp_path / "kill_commit", [NATIVE / "kill_commit.c", *core_sources()], 3000)
+    kill(tmp_path / "kill_commit", [NATIVE / "kill_commit.c", NATIVE / "restart.c", *core_sources()], 3000)

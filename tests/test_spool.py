@@ -17,7 +17,7 @@ def test_a_block_tells_whose_it_is_and_how_much_of_it_counts() -> None:
         assert (block.magic, block.layout) == (lib.CLAW_MAGIC, lib.CLAW_LAYOUT)
         assert (block.first_seq, block.open_seq, block.handle, block.requested_ns) == (0, seq, 5, 9)
         assert ffi.buffer(block.name, block.name_len)[:] == b"name"
-        assert block.committed == 24 + 8 + 24 + 8
+        assert block.committed == 24 + 8 + 24 + 8 | 1 << lib.CLAW_BLOCK_SEQ_SHIFT
         assert block.incarnation == rig.core.stream_row(0).incarnation
         assert rig.block(1).committed == 0
 

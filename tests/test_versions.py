@@ -20,7 +20,7 @@ from clawd.csrc import build
 from clawd.errors import AttachRefused, ControlError, ProtocolError, VersionMismatch
 from clawd.producer import Producer
 from tests.daemon import Daemon
-from tests.packages import ROOT
+from tests.packages import ROOT, core_tree
 from tests.test_rogue import honest
 
 pytestmark = [
@@ -41,14 +41,7 @@ except errors.AttachRefused as error:
 @pytest.fixture(scope="module", params=[OURS - 1, OURS + 1])
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """A layout that is not ours, and a tree whose core has it."""
-    tree = tmp_path_factory.mktemp(f"layout-{request.param}")
-    (tree / "clawd").mkdir()
-    for entry in (ROOT / "clawd").iterdir():
-        if entry.suffix not in (".so", ".o") and entry.name not in ("_core.c", "__pycache__"):
-            (tree / "clawd" / entry.name).symlink_to(entry)
-    command = [sys.executable, ROOT / "clawd/csrc/build.py", "--define", f"CLAW_TEST_LAYOUT={request.param}", tree]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    tree = core_tree(tmp_path_factory.mktemp(f"layout-{request.param}"), f"CLAW_TEST_LAYOUT={request.param}")
     return request.param, tree
 
 

@@ -17,13 +17,22 @@ static int has_size(int fd, uint64_t bytes)
 	return S_ISREG(stat.st_mode) && (uint64_t)stat.st_size == bytes ? 0 : -EINVAL;
 }
 
+/* A later layout may have more at its end than is known here */
+static int has_ctl(int fd)
+{
+	struct stat stat;
+	if (fstat(fd, &stat) < 0)
+		return -errno;
+	return S_ISREG(stat.st_mode) && (uint64_t)stat.st_size >= sizeof(struct claw_ctl) ? 0 : -EINVAL;
+}
+
 int claw_drain_init(struct claw_drain *ret_drain, int data_fd, int ctl_fd, uint64_t ring_bytes)
 {
 	if (ring_bytes < CLAW_RING_BYTES_MIN || ring_bytes > CLAW_RING_BYTES_MAX || (ring_bytes & (ring_bytes - 1)))
 		return -EINVAL;
 	int result = has_size(data_fd, CLAW_PAGE + ring_bytes);
 	if (!result)
-		result = has_size(ctl_fd, sizeof(struct claw_ctl));
+		result = has_ctl(ctl_fd);
 	if (result < 0)
 		return result;
 

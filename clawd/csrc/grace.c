@@ -88,7 +88,10 @@ void claw_grace_stop(struct claw_streams *streams, uint32_t index)
 
 void claw_stream_grace(struct claw_streams *streams, uint32_t index, uint32_t grace_ms)
 {
-	streams->table[index].grace_ms = grace_ms;
+	struct claw_stream *stream = &streams->table[index];
+	stream->grace_ms = grace_ms;
+	if (stream->first_block != CLAW_NONE) /* a start after a crash goes by it */
+		claw_spool_block(streams->spool, stream->first_block)->grace_ms = grace_ms;
 }
 
 void claw_grace_start(struct claw_streams *streams, uint32_t index, uint64_t now_ns)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "barrier.h"
+#include "failpoint.h"
 #include "share.h"
 #include "turn.h"
 
@@ -16,7 +17,7 @@ static void note(struct claw_core *core, uint32_t kind, uint32_t stream, const s
 	core->events[core->outcome.event_count++] = (struct claw_event){
 		.kind = kind,
 		.stream = stream,
-		.ring = (uint32_t)(ring - core->rings),
+		.ring = ring ? (uint32_t)(ring - core->rings) : CLAW_NONE,
 		.detail = detail,
 	};
 }
@@ -31,7 +32,9 @@ static void end_stream(struct claw_core *core, struct claw_ring *ring, uint32_t 
 		       const uint8_t *reason, uint32_t reason_len, uint64_t now_ns)
 {
 	claw_stream_end(&core->streams, stream, ring_seq, reason, reason_len, now_ns);
-	ring->live--;
+	CLAW_FAILPOINT("committed");
+	if (ring)
+		ring->live--;
 	claw_count(&core->totals->ended, 1);
 	note(core, CLAW_EVENT_ENDED, stream, ring, 0);
 }
@@ -43,7 +46,8 @@ void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns
 	if (entry->state != CLAW_STREAM_LIVE)
 		return;
 	struct claw_ring *ring = &core->rings[entry->ring];
-	ring->handles[entry->handle] = CLAW_DISCARD;
+	if (ring->handles[entry->handle] == stream) /* not while an earlier use of the handle comes again */
+		ring->handles[entry->handle] = CLAW_DISCARD;
 	stop(ring, entry->handle, entry->open_seq, CLAW_STOPPED_CANCELLED);
 	claw_count(&core->totals->cancelled, 1);
 	end_stream(core, ring, stream, 0, (const uint8_t *)reason, sizeof(reason) - 1, now_ns);
@@ -59,45 +63,21 @@ void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *r
 {
 	for (uint32_t handle = 0; handle < CLAW_HANDLE_COUNT && ring->live; handle++) {
 		uint32_t stream = ring->handles[handle];
-		if (stream == CLAW_NONE || stream == CLAW_DISCARD)
+		if (stream >= CLAW_UNSURE)
 			continue;
 		ring->handles[handle] = CLAW_NONE;
 		end_stream(core, ring, stream, 0, (const uint8_t *)reason, (uint32_t)strlen(reason), now_ns);
 	}
+	/* While records come again, a handle may have another meaning for a moment, and a producer may leave it at that */
+	for (uint32_t stream = 0; stream < core->streams.used && ring->live; stream++)
+		if (core->streams.table[stream].state == CLAW_STREAM_LIVE &&
+		    core->streams.table[stream].ring == (uint32_t)(ring - core->rings))
+			end_stream(core, ring, stream, 0, (const uint8_t *)reason, (uint32_t)strlen(reason), now_ns);
 }
 
-/* UTF-8 without control characters: what a name or a reason may be made of */
-static int is_text(const uint8_t *text, uint32_t len)
+void claw_orphan_end(struct claw_core *core, uint32_t stream, const char *reason, uint64_t now_ns)
 {
-	uint32_t at = 0;
-	while (at < len) {
-		uint8_t lead = text[at++];
-		uint32_t more, lowest;
-		if (lead < 0x80) {
-			if (lead < 0x20 || lead == 0x7f)
-				return 0;
-			continue;
-		}
-		if ((lead & 0xe0) == 0xc0)
-			more = 1, lowest = 0x80;
-		else if ((lead & 0xf0) == 0xe0)
-			more = 2, lowest = 0x800;
-		else if ((lead & 0xf8) == 0xf0)
-			more = 3, lowest = 0x10000;
-		else
-			return 0;
-		if (len - at < more)
-			return 0;
-		uint32_t point = lead & (0x3f >> more);
-		for (; more; more--) {
-			if ((text[at] & 0xc0) != 0x80)
-				return 0;
-			point = point << 6 | (text[at++] & 0x3f);
-		}
-		if (point < lowest || point > 0x10ffff || (point >= 0xd800 && point < 0xe000))
-			return 0;
-	}
-	return 1;
+	end_stream(core, NULL, stream, 0, (const uint8_t *)reason, (uint32_t)strlen(reason), now_ns);
 }
 
 static void refuse(struct claw_core *core, struct claw_ring *ring, const struct claw_record *record, uint32_t stream,
@@ -109,10 +89,17 @@ static void refuse(struct claw_core *core, struct claw_ring *ring, const struct 
 	note(core, CLAW_EVENT_REFUSED, stream, ring, why);
 }
 
+/* Was this OPEN taken by an earlier clawd? It comes again when that one was ended before it gave the ring bytes back. */
+static int is_known(const struct claw_ring *ring, const struct claw_record *record)
+{
+	/* Records are taken in their order: one that is followed by a committed one was taken, and one that was refused is
+	 * told so by the word of its handle */
+	return record->ring_seq <= ring->known_seq ||
+		claw_load_relaxed(&ring->drain.ctl->stopped[record->handle]) >> 8 == record->ring_seq;
+}
+
 static int take_open(struct claw_core *core, struct claw_ring *ring, const struct claw_record *record, uint64_t now_ns)
 {
-	if (ring->handles[record->handle] != CLAW_NONE)
-		return -CLAW_BAD_HANDLE;
 	struct claw_open open;
 	if (record->len < sizeof(open))
 		return -CLAW_BAD_OPEN;
@@ -122,9 +109,25 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	memcpy(&open, core->scratch, sizeof(open));
 	const uint8_t *name = core->scratch + sizeof(open);
 	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.reserved ||
-	    record->len != sizeof(open) + (uint32_t)open.name_len + open.meta_len || !is_text(name, open.name_len))
+	    record->len != sizeof(open) + (uint32_t)open.name_len + open.meta_len || !claw_is_text(name, open.name_len))
 		return -CLAW_BAD_OPEN;
-	if (core->draining || !claw_share_stream(core, ring)) {
+	if (is_known(ring, record)) {
+		uint32_t known = claw_stream_find(&core->streams, name, open.name_len);
+		const struct claw_stream *entry = known == CLAW_NONE ? NULL : &core->streams.table[known];
+		int lives = entry && entry->state == CLAW_STREAM_LIVE && entry->ring == (uint32_t)(ring - core->rings) &&
+			entry->open_seq == record->ring_seq && entry->handle == record->handle;
+		/* Else it was refused, or it is over: what the producer says of it up to its CLOSE is known too, or void */
+		ring->handles[record->handle] = lives ? known : CLAW_DISCARD;
+		return 0;
+	}
+	uint32_t earlier = ring->handles[record->handle];
+	if (earlier != CLAW_NONE && earlier != CLAW_UNSURE)
+		return -CLAW_BAD_HANDLE;
+	if (core->draining) {
+		refuse(core, ring, record, CLAW_NONE, CLAW_STOPPED_DRAINING);
+		return 0;
+	}
+	if (!claw_share_stream(core, ring)) {
 		refuse(core, ring, record, CLAW_NONE, CLAW_STOPPED_LIMIT);
 		return 0;
 	}
@@ -152,6 +155,7 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 		claw_stream_release(streams, stream);
 		return 0;
 	}
+	CLAW_FAILPOINT("committed");
 	ring->handles[record->handle] = stream;
 	ring->live++;
 	claw_count(&core->totals->opened, 1);
@@ -168,11 +172,13 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 	uint32_t stream = ring->handles[record->handle];
 	if (stream == CLAW_NONE)
 		return -CLAW_BAD_HANDLE;
-	if (stream == CLAW_DISCARD) {
+	if (stream >= CLAW_UNSURE) {
 		claw_count(&core->totals->discarded, 1);
 		return 0;
 	}
 	struct claw_stream *entry = &core->streams.table[stream];
+	if (record->ring_seq <= entry->ring_seq)
+		return 0; /* an earlier clawd took it, and was ended before it gave the ring bytes back */
 	struct claw_spooled *spooled = claw_stream_reserve(&core->streams, stream, record->len);
 	/* Read in any case: the class of tokens to come must not depend on how full the spool was */
 	uint8_t *copy = spooled ? (uint8_t *)(spooled + 1) : core->scratch;
@@ -180,8 +186,9 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 	if (result < 0)
 		return result; /* not committed */
 	uint8_t klass = claw_text_class(&entry->text, copy, record->len);
+	CLAW_FAILPOINT("copied");
 	if (!spooled) {
-		claw_stream_drop(&core->streams, stream, 1);
+		claw_stream_drop(&core->streams, stream, 1, record->ring_seq);
 		return 0;
 	}
 	if (entry->row.tokens == 0 || record->flags & CLAW_URGENT)
@@ -195,6 +202,7 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 		.written_ns = record->written_ns,
 	};
 	claw_stream_commit(&core->streams, stream, spooled);
+	CLAW_FAILPOINT("committed");
 	ring->tokens++;
 	claw_count(&core->totals->tokens, 1);
 	claw_count(&core->totals->text_bytes, record->len);
@@ -213,22 +221,25 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 	int result = claw_drain_copy(&ring->drain, record, core->scratch);
 	if (result < 0)
 		return result;
-	if (!is_text(core->scratch, record->len))
+	if (!claw_is_text(core->scratch, record->len))
 		return -CLAW_BAD_CLOSE;
+	if (stream < CLAW_UNSURE && record->ring_seq <= core->streams.table[stream].ring_seq)
+		return 0; /* as a token that comes again */
+	CLAW_FAILPOINT("copied");
 	if (record->kind == CLAW_CLOSE) {
 		ring->handles[record->handle] = CLAW_NONE;
-		if (stream != CLAW_DISCARD)
+		if (stream < CLAW_UNSURE)
 			end_stream(core, ring, stream, record->ring_seq, core->scratch, record->len, now_ns);
 		return 0;
 	}
 	if (!record->count)
 		return -CLAW_BAD_COUNT;
-	if (stream == CLAW_DISCARD)
+	if (stream >= CLAW_UNSURE)
 		return 0;
 	core->streams.table[stream].text = (struct claw_text){ 0 }; /* what is missing there, nobody knows */
 	struct claw_spooled *spooled = claw_stream_reserve(&core->streams, stream, record->len);
 	if (!spooled) {
-		claw_stream_drop(&core->streams, stream, record->count);
+		claw_stream_drop(&core->streams, stream, record->count, record->ring_seq);
 		return 0;
 	}
 	memcpy(spooled + 1, core->scratch, record->len);
@@ -241,6 +252,7 @@ static int take_reason(struct claw_core *core, struct claw_ring *ring, const str
 		.written_ns = record->written_ns,
 	};
 	claw_stream_commit(&core->streams, stream, spooled);
+	CLAW_FAILPOINT("committed");
 	return 0;
 }
 
@@ -275,6 +287,7 @@ int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
 	if (ring->drain.pos != start) {
 		ring->bytes += ring->drain.pos - start;
 		claw_drain_ack(&ring->drain);
+		CLAW_FAILPOINT("acked");
 	}
 	return result;
 }

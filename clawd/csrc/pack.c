@@ -158,6 +158,8 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 		if (!holds || attachment->offset == spool->slots[block].used) {
 			block = holds ? spool->slots[block].next :
 					claw_stream_seek(outbox->streams, attachment->stream, attachment->next_seq);
+			if (block != CLAW_NONE && !claw_stream_check_block(outbox->streams, block))
+				continue; /* damaged, so it is gone now */
 			uint32_t offset = 0;
 			uint64_t from = block == CLAW_NONE ? stream->next_seq :
 				find_in_block(spool, block, attachment->next_seq, &offset);

@@ -70,6 +70,9 @@ struct claw_totals {
 	uint64_t attachments;
 	uint64_t spool_blocks;
 	uint64_t spool_free;
+	uint64_t recovered_streams; /* taken over at the start, and how many blocks and rings */
+	uint64_t recovered_blocks;
+	uint64_t recovered_rings;
 };
 
 enum {

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "barrier.h"
+#include "failpoint.h"
 
 int claw_spool_init(struct claw_spool *ret_spool, uint64_t bytes)
 {
@@ -107,6 +108,7 @@ void claw_spool_free(struct claw_spool *spool, uint32_t index)
 	age_remove(spool, index);
 	/* Before anything else: a start after a crash must not find records of a stream that let go of them */
 	claw_store_release(&claw_spool_block(spool, index)->committed, 0);
+	CLAW_FAILPOINT("trimmed");
 	struct claw_slot *slot = &spool->slots[index];
 	slot->serial = 0;
 	slot->stream = CLAW_NONE;
@@ -130,8 +132,9 @@ void claw_spool_age_add(struct claw_spool *spool, uint32_t index)
 void claw_spool_commit(struct claw_spool *spool, uint32_t index, uint32_t bytes, uint64_t next_seq)
 {
 	struct claw_slot *slot = &spool->slots[index];
-	slot->used += bytes;
+	slot->used += (uint16_t)bytes;
 	slot->next_seq = next_seq;
 	/* The commit: header and record are in memory before the word that makes them count */
-	claw_store_release(&claw_spool_block(spool, index)->committed, (uint64_t)slot->used);
+	claw_store_release(&claw_spool_block(spool, index)->committed,
+			   claw_block_committed(slot->used, next_seq - slot->first_seq));
 }

@@ -7,11 +7,18 @@ enum {
 	CLAW_BLOCK_BYTES = 4096,
 	CLAW_BLOCK_HEADER = 384,
 	CLAW_BLOCK_ROOM = CLAW_BLOCK_BYTES - CLAW_BLOCK_HEADER,
+	CLAW_BLOCK_SEQ_SHIFT = 16, /* in `committed` */
+};
+
+/* flags of a block */
+enum {
+	CLAW_BLOCK_FIRST = 1, /* of its stream: has the OPEN, and stays as long as the stream has any */
 };
 
 /* Header of a block in shared memory: all that a start after a crash needs to know about it */
 struct claw_block {
-	uint64_t committed; /* bytes of records, release store; 0 = the block is free */
+	/* Low 16 bits: bytes of records; the rest: how many sequence numbers they take. Release store; 0 = the block is free */
+	uint64_t committed;
 	uint32_t magic;
 	uint32_t layout;
 	uint64_t stream_id; /* the same in all blocks of one stream of one incarnation */
@@ -22,8 +29,18 @@ struct claw_block {
 	uint32_t incarnation;
 	uint16_t handle;
 	uint8_t name_len;
-	uint8_t reserved;
-	uint64_t next_seq; /* in a stream's first block: no sequence below it is given again, though no block may hold it */
-	uint8_t pad[56];
+	uint8_t flags;
+	/* In a stream's first block: no sequence below it is given again, though no block may hold it */
+	uint64_t next_seq;
+	uint64_t serial; /* blocks in the order they were taken */
+	/* Of the stream: before this block. In its first block: when next_seq was stored */
+	uint64_t tokens;
+	uint64_t text_bytes;
+	/* In the first block alone, 0 = not so */
+	uint64_t ring_seq; /* of the last record that next_seq counts */
+	uint64_t ended_ns; /* when it ended, if the spool had no room for its CLOSE */
+	uint64_t first_sent_ns;
+	uint32_t grace_ms; /* nobody reads it for so long = it is cancelled; 0 = never */
+	uint32_t reserved;
 	uint8_t name[256];
 };

@@ -22,7 +22,9 @@ struct claw_slot {
 	uint32_t stream; /* index, CLAW_NONE = free */
 	uint32_t prev, next; /* in the stream's chain; next also links free blocks */
 	uint32_t older, younger;
-	uint32_t used; /* bytes of records, as committed */
+	uint16_t used; /* bytes of records, as committed */
+	uint8_t unchecked; /* found by a start: its records were not looked at yet */
+	uint8_t reserved;
 };
 
 struct claw_spool {
@@ -41,6 +43,16 @@ int claw_spool_init(struct claw_spool *ret_spool, uint64_t bytes);
 void claw_spool_deinit(struct claw_spool *spool);
 /* Map one more object of the spool behind the others. */
 int claw_spool_map(struct claw_spool *spool, int fd, uint64_t bytes);
+
+static inline uint64_t claw_block_committed(uint32_t bytes, uint64_t seqs)
+{
+	return bytes | seqs << CLAW_BLOCK_SEQ_SHIFT;
+}
+
+static inline uint32_t claw_block_bytes(uint64_t committed)
+{
+	return committed & ((1u << CLAW_BLOCK_SEQ_SHIFT) - 1);
+}
 
 static inline struct claw_block *claw_spool_block(const struct claw_spool *spool, uint32_t index)
 {

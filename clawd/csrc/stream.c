@@ -128,12 +128,20 @@ static void list_remove(struct claw_streams *streams, struct claw_list *list, ui
  * numbers to other tokens. */
 static void remember_seq(struct claw_streams *streams, const struct claw_stream *stream)
 {
-	if (stream->first_block != CLAW_NONE)
-		claw_store_release(&claw_spool_block(streams->spool, stream->first_block)->next_seq, stream->next_seq);
+	if (stream->first_block == CLAW_NONE)
+		return;
+	struct claw_block *header = claw_spool_block(streams->spool, stream->first_block);
+	header->tokens = stream->row.tokens;
+	header->text_bytes = stream->row.text_bytes;
+	/* In this order: cut in between, a record that was dropped comes again and takes a number of its own, and the one
+	 * it had is told as missing. The other way it would be lost without a word. */
+	claw_store_release(&header->next_seq, stream->next_seq);
+	claw_store_release(&header->ring_seq, stream->ring_seq);
 }
 
-static void free_block(struct claw_streams *streams, struct claw_stream *stream, uint32_t block)
+void claw_stream_free_block(struct claw_streams *streams, uint32_t index, uint32_t block)
 {
+	struct claw_stream *stream = &streams->table[index];
 	struct claw_slot *slots = streams->spool->slots;
 	if (slots[block].prev == CLAW_NONE)
 		stream->first_block = slots[block].next;
@@ -156,8 +164,9 @@ static void forget(struct claw_streams *streams, uint32_t index, uint64_t now_ns
 {
 	struct claw_stream *stream = &streams->table[index];
 	list_remove(streams, &streams->ended, index);
+	/* The first one first: to a start after a crash the others are nothing without it */
 	while (stream->block_count)
-		free_block(streams, stream, stream->last_block);
+		claw_stream_free_block(streams, index, stream->first_block);
 	set_state(streams, stream, CLAW_STREAM_GONE);
 	stream->deadline_ns = now_ns + streams->keep_ns;
 	list_add(streams, &streams->gone, index);
@@ -239,7 +248,7 @@ static void evict(struct claw_streams *streams)
 	} else if (streams->spool->oldest != CLAW_NONE) {
 		uint32_t block = streams->spool->oldest;
 		streams->evicted_blocks++;
-		free_block(streams, &streams->table[streams->spool->slots[block].stream], block);
+		claw_stream_free_block(streams, streams->spool->slots[block].stream, block);
 	}
 }
 
@@ -250,7 +259,7 @@ static uint32_t add_block(struct claw_streams *streams, uint32_t index)
 	for (int i = 0; i < TRIM_BLOCKS && stream->block_count >= streams->stream_blocks; i++) {
 		/* The first block stays: it holds the OPEN that every reader starts with */
 		streams->evicted_blocks++;
-		free_block(streams, stream, spool->slots[stream->first_block].next);
+		claw_stream_free_block(streams, index, spool->slots[stream->first_block].next);
 	}
 	if (!spool->free_count)
 		evict(streams);
@@ -281,6 +290,11 @@ static uint32_t add_block(struct claw_streams *streams, uint32_t index)
 	header->incarnation = stream->incarnation;
 	header->handle = stream->handle;
 	header->name_len = (uint8_t)stream->row.name_len;
+	header->flags = block == stream->first_block ? CLAW_BLOCK_FIRST : 0;
+	header->serial = spool->slots[block].serial;
+	header->tokens = stream->row.tokens;
+	header->text_bytes = stream->row.text_bytes;
+	header->grace_ms = stream->grace_ms;
 	memcpy(header->name, stream->row.name, stream->row.name_len);
 	return block;
 }
@@ -290,7 +304,7 @@ struct claw_spooled *claw_stream_reserve(struct claw_streams *streams, uint32_t 
 	struct claw_stream *stream = &streams->table[index];
 	uint32_t bytes = claw_spooled_bytes(len);
 	uint32_t block = stream->last_block;
-	if (block == CLAW_NONE || stream->shut || CLAW_BLOCK_ROOM - streams->spool->slots[block].used < bytes) {
+	if (block == CLAW_NONE || stream->shut || streams->spool->slots[block].used + bytes > CLAW_BLOCK_ROOM) {
 		block = add_block(streams, index);
 		if (block == CLAW_NONE)
 			return NULL;
@@ -314,14 +328,17 @@ void claw_stream_commit(struct claw_streams *streams, uint32_t index, const stru
 	} else if (spooled->kind == CLAW_GAP) {
 		stream->next_seq += spooled->count;
 	}
+	if (spooled->ring_seq)
+		stream->ring_seq = spooled->ring_seq;
 	claw_spool_commit(streams->spool, stream->last_block, claw_spooled_bytes(spooled->len), stream->next_seq);
 	claw_stream_mark(streams, index);
 }
 
-void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count)
+void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count, uint64_t ring_seq)
 {
 	struct claw_stream *stream = &streams->table[index];
 	stream->next_seq += count;
+	stream->ring_seq = ring_seq;
 	remember_seq(streams, stream);
 	stream->shut = 1;
 	streams->dropped_tokens += count;
@@ -340,7 +357,7 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	stream->stream_id = ++streams->ids;
 	stream->ring_id = ring_id;
 	stream->handle = record->handle;
-	stream->open_seq = record->ring_seq;
+	stream->open_seq = stream->ring_seq = record->ring_seq;
 	stream->row.requested_ns = requested_ns;
 	stream->row.opened_ns = record->written_ns;
 	struct claw_spooled *spooled = claw_stream_reserve(streams, index, meta_len);
@@ -377,16 +394,39 @@ void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring
 			.written_ns = now_ns,
 		};
 		claw_stream_commit(streams, index, spooled);
+	} else if (stream->first_block != CLAW_NONE) {
+		claw_store_release(&claw_spool_block(streams->spool, stream->first_block)->ended_ns, now_ns);
 	}
-	memcpy(stream->row.reason, reason, reason_len);
+	claw_stream_conclude(streams, index, reason, reason_len, now_ns);
+}
+
+void claw_stream_conclude(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
+			  uint64_t ended_ns)
+{
+	struct claw_stream *stream = &streams->table[index];
+	memmove(stream->row.reason, reason, reason_len); /* it may be there already */
 	stream->row.reason_len = reason_len;
-	stream->row.ended_ns = now_ns;
+	stream->row.ended_ns = ended_ns;
 	stream->ring = CLAW_NONE;
 	claw_grace_stop(streams, index);
 	set_state(streams, stream, CLAW_STREAM_ENDED);
-	stream->deadline_ns = now_ns + streams->keep_ns;
+	stream->deadline_ns = ended_ns + streams->keep_ns;
 	list_add(streams, &streams->ended, index);
 	claw_stream_mark(streams, index);
+}
+
+void claw_stream_revive(struct claw_streams *streams, uint32_t index)
+{
+	set_state(streams, &streams->table[index], CLAW_STREAM_LIVE);
+}
+
+void claw_stream_first_sent(struct claw_streams *streams, uint32_t index, uint64_t sent_ns)
+{
+	struct claw_stream *stream = &streams->table[index];
+	stream->row.first_sent_ns = sent_ns;
+	if (stream->first_block != CLAW_NONE)
+		claw_spool_block(streams->spool, stream->first_block)->first_sent_ns = sent_ns;
+	claw_stream_touch(streams, index, CLAW_UNSHOWN_PART);
 }
 
 void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown)

@@ -27,6 +27,7 @@ struct claw_stream {
 	uint64_t high_until; /* and the last HIGH one */
 	struct claw_text text; /* as far as it was written */
 	uint64_t open_seq;
+	uint64_t ring_seq; /* of the last record taken: those up to it come again when a ring is drained again */
 	uint64_t ring_id;
 	uint32_t ring; /* index, CLAW_NONE once ended */
 	uint32_t incarnation;
@@ -87,10 +88,23 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
  */
 struct claw_spooled *claw_stream_reserve(struct claw_streams *streams, uint32_t index, uint32_t len);
 void claw_stream_commit(struct claw_streams *streams, uint32_t index, const struct claw_spooled *spooled);
-void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count);
+void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t count, uint64_t ring_seq);
 /* ring_seq: of the producer's CLOSE, 0 when it is clawd that ends the stream. */
 void claw_stream_end(struct claw_streams *streams, uint32_t index, uint64_t ring_seq, const uint8_t *reason,
 		     uint32_t reason_len, uint64_t now_ns);
+/* Its first token was sent, for the first time. */
+void claw_stream_first_sent(struct claw_streams *streams, uint32_t index, uint64_t sent_ns);
+/* Whether a block that a start found holds what it should. One that does not is taken out of its stream. */
+int claw_stream_check_block(struct claw_streams *streams, uint32_t block);
+/* Take a block out of a stream and free it. */
+void claw_stream_free_block(struct claw_streams *streams, uint32_t index, uint32_t block);
+/*
+ * A stream that a start found, whose blocks are in its chain: what AWAITED becomes. An ended one goes on where it was in its
+ * time; they are to come in the order of their ends.
+ */
+void claw_stream_revive(struct claw_streams *streams, uint32_t index);
+void claw_stream_conclude(struct claw_streams *streams, uint32_t index, const uint8_t *reason, uint32_t reason_len,
+			  uint64_t ended_ns);
 void claw_stream_mark(struct claw_streams *streams, uint32_t index);
 /* Its row changed, to this extent: show it after this turn. */
 void claw_stream_touch(struct claw_streams *streams, uint32_t index, uint8_t unshown);

@@ -264,3 +264,36 @@ uint8_t claw_text_class(struct claw_text *text, const uint8_t *data, uint32_t le
 	text->after = (uint8_t)after;
 	return klass;
 }
+
+int claw_is_text(const uint8_t *text, uint32_t len)
+{
+	uint32_t at = 0;
+	while (at < len) {
+		uint8_t lead = text[at++];
+		uint32_t more, lowest;
+		if (lead < 0x80) {
+			if (lead < 0x20 || lead == 0x7f)
+				return 0;
+			continue;
+		}
+		if ((lead & 0xe0) == 0xc0)
+			more = 1, lowest = 0x80;
+		else if ((lead & 0xf0) == 0xe0)
+			more = 2, lowest = 0x800;
+		else if ((lead & 0xf8) == 0xf0)
+			more = 3, lowest = 0x10000;
+		else
+			return 0;
+		if (len - at < more)
+			return 0;
+		uint32_t point = lead & (0x3f >> more);
+		for (; more; more--) {
+			if ((text[at] & 0xc0) != 0x80)
+				return 0;
+			point = point << 6 | (text[at++] & 0x3f);
+		}
+		if (point < lowest || point > 0x10ffff || (point >= 0xd800 && point < 0xe000))
+			return 0;
+	}
+	return 1;
+}

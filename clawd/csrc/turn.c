@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "barrier.h"
+#include "failpoint.h"
 
 struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd, int *ret_error)
 {
@@ -52,8 +53,11 @@ void claw_core_destroy(struct claw_core *core)
 {
 	if (!core)
 		return;
+	/* Rings stay as they are: to their producers it is as if clawd slept, and the next one goes on with them */
 	for (uint32_t i = 0; i < core->ring_used; i++)
-		claw_ring_drop(core, (int)i);
+		if (core->rings[i].state != CLAW_RING_FREE)
+			claw_ring_unmap(core, &core->rings[i]);
+	free(core->orphans);
 	claw_outbox_deinit(&core->outbox);
 	claw_streams_deinit(&core->streams);
 	claw_spool_deinit(&core->spool);
@@ -98,16 +102,36 @@ int claw_core_unwatch(struct claw_core *core, int fd)
 
 /* --- rings --- */
 
-int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd, uint64_t ring_bytes, uint64_t ring_id,
-		  uint64_t daemon_epoch)
+struct claw_ring *claw_ring_take(struct claw_core *core)
 {
 	uint32_t index = 0;
 	while (index < core->ring_used && core->rings[index].state != CLAW_RING_FREE)
 		index++;
 	if (index == core->limits.max_rings)
-		return -EDQUOT;
+		return NULL;
+	if (index == core->ring_used)
+		core->ring_used++;
+	return &core->rings[index];
+}
 
-	struct claw_ring *ring = &core->rings[index];
+void claw_ring_unmap(struct claw_core *core, struct claw_ring *ring)
+{
+	core->polled -= ring->polled;
+	if (ring->event_fd >= 0) {
+		epoll_ctl(core->epoll_fd, EPOLL_CTL_DEL, ring->event_fd, NULL);
+		close(ring->event_fd);
+	}
+	claw_drain_deinit(&ring->drain);
+	free(ring->handles);
+	*ring = (struct claw_ring){ 0 };
+}
+
+int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd, uint64_t ring_bytes, uint64_t ring_id,
+		  uint64_t daemon_epoch)
+{
+	struct claw_ring *ring = claw_ring_take(core);
+	if (!ring)
+		return -EDQUOT;
 	int result = claw_drain_init(&ring->drain, data_fd, ctl_fd, ring_bytes);
 	if (result < 0)
 		return result;
@@ -136,10 +160,8 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 	ring->drain.next_seq = 1;
 	ring->ring_id = ring_id;
 	ring->state = CLAW_RING_LIVE;
-	if (index == core->ring_used)
-		core->ring_used++;
 	claw_show_ring(core, ring, 1);
-	return (int)index;
+	return (int)(ring - core->rings);
 }
 
 static struct claw_ring *ring_of(const struct claw_core *core, int index)
@@ -166,11 +188,7 @@ int claw_ring_drop(struct claw_core *core, int index)
 		return -ENOENT;
 	claw_store_release(&ring->drain.ctl->state,
 			   ring->state == CLAW_RING_BROKEN ? CLAW_STATE_QUARANTINED : CLAW_STATE_CLOSED);
-	epoll_ctl(core->epoll_fd, EPOLL_CTL_DEL, ring->event_fd, NULL);
-	close(ring->event_fd);
-	claw_drain_deinit(&ring->drain);
-	free(ring->handles);
-	*ring = (struct claw_ring){ 0 };
+	claw_ring_unmap(core, ring);
 	claw_show_ring(core, ring, 1);
 	return 0;
 }
@@ -304,8 +322,7 @@ static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id,
 	struct claw_stream_row *row = &core->streams.table[core->outbox.attachments[at].stream].row;
 	if (row->first_sent_ns)
 		return;
-	row->first_sent_ns = sent_ns;
-	claw_stream_touch(&core->streams, core->outbox.attachments[at].stream, CLAW_UNSHOWN_PART);
+	claw_stream_first_sent(&core->streams, core->outbox.attachments[at].stream, sent_ns);
 	claw_account(core, CLAW_HIST_FIRST, row->requested_ns ? row->requested_ns : row->opened_ns, sent_ns);
 }
 
@@ -330,6 +347,7 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 				continue;
 			claw_count(&core->totals->sent, 1);
 			claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
+			CLAW_FAILPOINT("sent");
 			if (seq++ == 0)
 				first_sent(core, frame_header.connection, segment.attachment, sent_ns);
 		}

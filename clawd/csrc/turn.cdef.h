@@ -67,6 +67,7 @@ struct claw_ring_row {
 
 /* page_fd: where its figures go, an object of claw_page_bytes; -1 = nobody reads them. May be closed after. */
 struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd, int *ret_error);
+/* Unmap everything. Spool and rings stay as they are, for the next clawd. */
 void claw_core_destroy(struct claw_core *core);
 int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes);
 /*
@@ -75,8 +76,34 @@ int claw_core_map_spool(struct claw_core *core, int fd, uint64_t bytes);
  */
 int claw_core_limit(struct claw_core *core, uint64_t stream_bytes, uint64_t keep_ns);
 
-/* From now on no stream opens: each OPEN is refused with CLAW_STOPPED_LIMIT. Those that live go on. */
+/* From now on no stream opens: each OPEN is refused with CLAW_STOPPED_DRAINING. Those that live go on. */
 void claw_core_drain(struct claw_core *core);
+
+/* What a start found in the spool */
+struct claw_recovered {
+	uint32_t live; /* streams, each waiting for its ring */
+	uint32_t ended;
+	uint32_t blocks; /* that hold records */
+	uint32_t damaged; /* blocks given up: what they hold is not what a clawd writes */
+	uint32_t beyond; /* streams given up: more than max_streams */
+	uint32_t reserved;
+};
+
+/*
+ * Take over what the spool's objects hold, once all are mapped and before anything else comes. 0, or -ENOMEM. Whatever is
+ * in them, nothing of it is believed before it was checked.
+ */
+int claw_core_recover(struct claw_core *core, uint64_t now_ns, struct claw_recovered *ret_found);
+/*
+ * Take over a ring that an earlier clawd made, with the streams that came from it; the descriptors may be closed after. It
+ * is polled until its producer attaches it again. Returns its index, or -EBADMSG for one that no clawd left so.
+ */
+int claw_ring_adopt(struct claw_core *core, int data_fd, int ctl_fd, uint64_t ring_bytes, uint64_t ring_id,
+		    uint64_t daemon_epoch, uint64_t now_ns);
+/* Its producer attached it again: from the first signal on event_fd on it is not polled any more. May be closed after. */
+int claw_ring_hear_again(struct claw_core *core, int ring, int event_fd);
+/* End the streams of this ring that wait for it in vain; 0 = of all rings: no more are adopted. Returns how many. */
+int claw_orphans_end(struct claw_core *core, uint64_t ring_id, const char *reason, uint64_t now_ns);
 
 /* Watch a descriptor of Python's in claw_wait; tag > 0 comes back when it is readable. Level-triggered. */
 int claw_core_watch(struct claw_core *core, int fd, uint32_t tag);
@@ -87,7 +114,7 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 		  uint64_t daemon_epoch);
 /* Its producer is gone: take what is left, end its streams as producer_lost. */
 int claw_ring_leave(struct claw_core *core, int ring);
-/* Unmap it. Only when DONE or BROKEN, or at exit. */
+/* Let go of it for good: its producer is told. */
 int claw_ring_drop(struct claw_core *core, int ring);
 int claw_ring_row(const struct claw_core *core, int ring, struct claw_ring_row *ret_row);
 

@@ -11,6 +11,7 @@
 #include "turn.cdef.h"
 
 #define CLAW_DISCARD (CLAW_NONE - 1)
+#define CLAW_UNSURE (CLAW_NONE - 2)
 
 /* One ring on clawd's side */
 struct claw_ring {
@@ -26,7 +27,21 @@ struct claw_ring {
 	uint64_t mute_ns; /* how long it is not listened to next time; 0 = it never stormed */
 	uint64_t muted_until_ns; /* 0 = it is listened to */
 	struct claw_drain drain;
-	uint32_t *handles; /* stream index, CLAW_NONE = not open, CLAW_DISCARD = clawd ended it, CLOSE not seen yet */
+	/*
+	 * Stream index, CLAW_NONE = not open, CLAW_DISCARD = clawd ended it, CLOSE not seen yet, CLAW_UNSURE = either of the
+	 * two: an earlier clawd may have taken its CLOSE, or not
+	 */
+	uint32_t *handles;
+	uint64_t known_seq; /* an earlier clawd took all records up to this ring_seq */
+	uint32_t polled; /* its producer has no eventfd of ours yet: look at it by the clock */
+};
+
+/* A stream that a start found, and where its records came from */
+struct claw_orphan {
+	uint64_t ring_id;
+	uint64_t open_seq;
+	uint32_t handle;
+	uint32_t stream; /* index */
 };
 
 struct claw_core {
@@ -41,6 +56,9 @@ struct claw_core {
 	int pending; /* the last turn left something undone */
 	int draining; /* no stream opens any more */
 	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
+	struct claw_orphan *orphans; /* streams that a start found, in the order of their rings, until those are adopted */
+	uint32_t orphan_count;
+	uint32_t polled; /* rings that are */
 	struct claw_outcome outcome;
 	struct claw_event events[CLAW_EVENT_COUNT];
 	struct claw_page page;
@@ -60,9 +78,14 @@ static inline int claw_ring_is_drained(const struct claw_ring *ring)
 
 /* wait.c: have the ring's eventfd wake claw_wait */
 int claw_ring_hear(struct claw_core *core, struct claw_ring *ring);
+/* turn.c: a place for one more ring, NULL = there is none; and unmap one */
+struct claw_ring *claw_ring_take(struct claw_core *core);
+void claw_ring_unmap(struct claw_core *core, struct claw_ring *ring);
 /* intake.c: what the records of a ring mean */
 int claw_intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns);
 void claw_ring_end(struct claw_core *core, struct claw_ring *ring, const char *reason, uint64_t now_ns);
+/* A stream without a ring ends. */
+void claw_orphan_end(struct claw_core *core, uint32_t stream, const char *reason, uint64_t now_ns);
 void claw_stream_cancel(struct claw_core *core, uint32_t stream, uint64_t now_ns);
 /* Likewise, as nobody reads it. */
 void claw_stream_unread(struct claw_core *core, uint32_t stream, uint64_t now_ns);

@@ -14,6 +14,7 @@ enum {
 	MUTE_FIRST_NS = 1000000,
 	MUTE_MAX_NS = 1000000000,
 	SIGNAL_GRACE_NS = 20000000,
+	POLL_NS = 2000000, /* how often a ring is looked at whose producer cannot signal yet */
 };
 
 /* epoll's word for a ring's eventfd; Python's tags are below */
@@ -41,6 +42,9 @@ static void woken(struct claw_core *core, struct claw_ring *ring)
 {
 	if (!claw_ring_is_drained(ring) || ring->muted_until_ns)
 		return;
+	/* It signals where we hear it: what it wrote before is seen by the turn that follows */
+	core->polled -= ring->polled;
+	ring->polled = 0;
 	if (ring->drain.pos != ring->woken_pos || claw_drain_has_data(&ring->drain)) {
 		ring->idle_wakes = 0;
 		ring->mute_ns /= 2;
@@ -74,11 +78,13 @@ static uint64_t unmute(struct claw_core *core)
 	return next;
 }
 
-static int any_data(const struct claw_core *core)
+static int any_data(const struct claw_core *core, int polled)
 {
-	for (uint32_t i = 0; i < core->ring_used; i++)
-		if (claw_ring_is_drained(&core->rings[i]) && claw_drain_has_data(&core->rings[i].drain))
+	for (uint32_t i = 0; i < core->ring_used; i++) {
+		const struct claw_ring *ring = &core->rings[i];
+		if (claw_ring_is_drained(ring) && (polled || !ring->polled) && claw_drain_has_data(&ring->drain))
 			return 1;
+	}
 	return 0;
 }
 
@@ -111,19 +117,21 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 		timeout_ns = earlier(timeout_ns, core->outbox.unmet_ns);
 		timeout_ns = earlier(timeout_ns, claw_grace_due(&core->streams));
 		timeout_ns = earlier(timeout_ns, muted_ns);
+		if (core->polled && (timeout_ns < 0 || timeout_ns > POLL_NS))
+			timeout_ns = POLL_NS;
 		for (uint32_t i = 0; i < core->ring_used; i++)
-			if (claw_ring_is_drained(&core->rings[i]))
+			if (claw_ring_is_drained(&core->rings[i]) && !core->rings[i].polled)
 				claw_drain_sleep(&core->rings[i].drain);
 		/* Pairs with the producer's fence between its store of head and its load of need_wake: either it sees that
 		 * we sleep, or we see its head. Without both, a token can lie there unseen. */
 		claw_fence_full();
-		asleep = !any_data(core);
+		asleep = !any_data(core, 1);
 		if (!asleep)
 			timeout_ns = 0;
 		claw_count(&core->totals->sleeps, (uint64_t)asleep);
 	}
 	int count = poll_events(core, events, limit, timeout_ns);
-	if (asleep && count == 0 && !muted_ns && any_data(core)) {
+	if (asleep && count == 0 && !muted_ns && any_data(core, 0)) {
 		/* Its producer may be on the way from head to its signal. One that does not come is a lost wake-up. */
 		count = poll_events(core, events, limit, SIGNAL_GRACE_NS);
 		claw_count(&core->totals->rescued, count == 0);

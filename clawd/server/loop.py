@@ -46,6 +46,7 @@ REFUSED = {
     lib.CLAW_STOPPED_EXISTS: "exists",
     lib.CLAW_STOPPED_LIMIT: "limit",
     lib.CLAW_STOPPED_NO_SPACE: "no_space",
+    lib.CLAW_STOPPED_DRAINING: "stopping",
 }
 
 

@@ -190,7 +190,8 @@ static void check_spool(void)
 			uint32_t offset = 0;
 			CHECK(block < spool->block_count && slot->stream == i && !taken[block]++);
 			blocks++;
-			CHECK(slot->used <= CLAW_BLOCK_ROOM && claw_spool_block(spool, block)->committed == slot->used);
+			CHECK(slot->used <= CLAW_BLOCK_ROOM && claw_spool_block(spool, block)->committed ==
+			      claw_block_committed(slot->used, slot->next_seq - slot->first_seq));
 			while (offset < slot->used) {
 				struct claw_spooled record;
 				CHECK(slot->used - offset >= sizeof(record));

@@ -93,7 +93,33 @@ def frames() -> dict[str, bytes]:
     return {name: bytes([3, 0]) + data for name, data in found.items()}
 
 
-SEEDS = {"fuzz_core": core_programs, "fuzz_frame": frames}
+def changes() -> dict[str, bytes]:
+    """Of fuzz_restore: kind and width, block, offset, value."""
+
+    def field(block: int, at: int, width: int, value: int) -> bytes:
+        return bytes([1 | width << 3, block, at]) + value.to_bytes(1 << width, "little")
+
+    found = {
+        "nothing": b"",
+        "drained again": bytes([6, 0, 0, 0]),
+        "drained again in part": bytes([6, 0, 9, 0]),
+        "free": field(5, 0, 3, 0),
+        "copied": bytes([4, 9, 0]),
+        "cut": bytes([5, 0, 100]),
+        "magic": field(1, 8, 2, 7),
+        "other stream": field(3, 16, 3, 5),
+        "serial": field(2, 72, 3, 1 << 61),
+        "next_seq": field(0, 64, 3, 1 << 40),
+        "ended": field(0, 104, 3, 77),
+        "flags": field(4, 63, 0, 1),
+        "record": bytes([3 | 1 << 3, 2, 0]) + b"\xff\xff",
+        "record's kind": bytes([3, 3, 2, 9]),
+        "ack": bytes([7 | 3 << 3, 0, 128, 0]) + (64).to_bytes(8, "little"),
+    }
+    return found | {f"{name} again": data + bytes([6, 0, 0, 0]) for name, data in found.items()}
+
+
+SEEDS = {"fuzz_core": core_programs, "fuzz_restore": changes, "fuzz_frame": frames}
 
 
 def write(target: str, directory: Path) -> Path:

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * clawd killed after every instruction of taking records into the spool. What is committed there is whole records of the
- * right stream; what was given back to the producer is committed; an open stream's blocks follow on each other.
+ * right stream; what was given back to the producer is committed; an open stream's blocks follow on each other. And at
+ * each of these moments the next clawd comes to the same as one that was never killed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "memory.h"
 #include "step.h"
 #include "turn.h"
+#include "restart.h"
 
 enum { RING_BYTES = 32768, SPOOL_BLOCKS = 12, STREAM_BLOCKS = 3, WRITTEN_MAX = 64 };
 
@@ -35,6 +37,9 @@ static struct {
 	char name[4];
 	struct written written[WRITTEN_MAX];
 	int count;
+	struct claw_limits limits;
+	struct expected expected[WRITTEN_MAX];
+	int streams;
 	int taken_before; /* records of earlier turns: they may be evicted */
 	const char *what;
 	long partly, done;
@@ -116,16 +121,17 @@ static int look_at_block(uint32_t index, uint8_t *found)
 	memcpy(&block, bytes, sizeof(block));
 	if (!block.committed)
 		return 0;
-	if (block.committed > CLAW_BLOCK_ROOM || block.magic != CLAW_MAGIC || block.layout != CLAW_LAYOUT ||
+	uint64_t committed = claw_block_bytes(block.committed), seqs = block.committed >> CLAW_BLOCK_SEQ_SHIFT;
+	if (committed > CLAW_BLOCK_ROOM || block.magic != CLAW_MAGIC || block.layout != CLAW_LAYOUT ||
 	    block.name_len != 1 || block.ring_id != 7)
 		return bad("the block's header is not whole", index, 0);
 	const struct written *open = find(block.open_seq);
 	if (!open || open->kind != CLAW_OPEN)
 		return bad("the block belongs to no stream", index, block.open_seq);
 	uint64_t offset = 0;
-	while (offset < block.committed) {
+	while (offset < committed) {
 		struct claw_spooled record;
-		if (block.committed - offset < sizeof(record))
+		if (committed - offset < sizeof(record))
 			return bad("half a record is committed", index, 0);
 		memcpy(&record, bytes + CLAW_BLOCK_HEADER + offset, sizeof(record));
 		const struct written *written = record.kind == CLAW_CLOSE ? find_close(block.open_seq) :
@@ -134,13 +140,16 @@ static int look_at_block(uint32_t index, uint8_t *found)
 		    written->len != record.len || written->count != record.count || record.klass > CLAW_NORMAL)
 			return bad("a record's header is not what was written", index, record.ring_seq);
 		offset += claw_spooled_bytes(record.len);
-		if (offset > block.committed)
+		if (offset > committed)
 			return bad("a record's payload is not committed", index, record.ring_seq);
 		if (memcmp(bytes + CLAW_BLOCK_HEADER + offset - claw_spooled_bytes(record.len) + sizeof(record),
 			   written->spooled, record.len))
 			return bad("a record's payload is not what was written", index, record.ring_seq);
 		found[written - at.written]++;
+		seqs -= record.kind == CLAW_TOKEN ? 1 : record.kind == CLAW_GAP ? record.count : 0;
 	}
+	if (seqs)
+		return bad("sequence numbers are committed that no record has", index, 0);
 	return 0;
 }
 
@@ -170,6 +179,12 @@ static int look(void *argument)
 	}
 	if (!known)
 		return bad("ack_pos is inside a record", CLAW_NONE, ack);
+	const char *complaint = restart(at.spool, SPOOL_BLOCKS * CLAW_BLOCK_BYTES, &at.memory, &at.limits, at.expected, at.streams);
+	if (complaint) {
+		fprintf(stderr, "%s: the next one goes wrong: %s (record %ld partly, %ld done)\n", at.what, complaint,
+			at.partly, at.done);
+		return -1;
+	}
 	if (all)
 		at.done++;
 	else
@@ -182,6 +197,24 @@ static void take(void *argument)
 	(void)argument;
 	if (claw_intake(at.core, at.ring, 5000) != 0)
 		_exit(1);
+}
+
+/* What the producer wrote comes to, however often clawd is killed */
+static void expect(void)
+{
+	at.streams = 0;
+	for (int i = 0; i < at.count; i++) {
+		const struct written *written = &at.written[i];
+		if (written->kind == CLAW_OPEN) {
+			at.expected[at.streams++] = (struct expected){ .open_seq = written->seq };
+			continue;
+		}
+		struct expected *stream = at.expected;
+		while (stream->open_seq != written->stream)
+			stream++;
+		stream->next_seq += written->kind == CLAW_TOKEN ? 1 : written->kind == CLAW_GAP ? written->count : 0;
+		stream->ended |= written->kind == CLAW_CLOSE;
+	}
 }
 
 static void publish(void)
@@ -207,6 +240,7 @@ static void prepare(const char *what)
 
 	memset(&at, 0, sizeof(at));
 	at.what = what;
+	at.limits = limits;
 	at.memory = memory_make(RING_BYTES);
 	at.spool = must(mmap(NULL, limits.spool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, spool_fd, 0));
 	memset(at.memory.ring, 0xa5, RING_BYTES);
@@ -227,6 +261,7 @@ static int commit(const char *what, int records)
 {
 	publish();
 	at.taken_before = at.count - records;
+	expect();
 	long points = step_and_kill(take, NULL, look);
 	if (points < 0)
 		return points == -UNAVAILABLE ? UNAVAILABLE : 1;

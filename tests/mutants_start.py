@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mutants of the start after a crash."""
+
+from __future__ import annotations
+
+from mutant import COMMIT, FUZZ, Mutant
+
+START = (
+    Mutant(
+        "what comes again is taken again",
+        "csrc/intake.c",
+        "	if (record->ring_seq <= entry->ring_seq)\n",
+        "	if (0)\n",
+        COMMIT,
+        often=True,
+    ),
+    Mutant(
+        "an OPEN that comes again is a new one",
+        "csrc/adopt.c",
+        "	ring->known_seq = find_known(core, ring, from, to);\n",
+        "	(void)find_known;\n",
+        COMMIT,
+    ),
+    Mutant(
+        "handles of a ring that is taken over are closed",
+        "csrc/adopt.c",
+        "		ring->handles[handle] = CLAW_UNSURE;\n",
+        "		ring->handles[handle] = CLAW_NONE;\n",
+        COMMIT,
+    ),
+    Mutant(
+        "need_wake starts anew",
+        "csrc/adopt.c",
+        "	ring->drain.wake = ctl->need_wake;\n",
+        "	ring->drain.wake = 0;\n",
+        "test_adoption.py::test_a_generation_of_the_handshake_is_not_used_twice",
+    ),
+    Mutant(
+        "a recovered block is believed",
+        "csrc/pack.c",
+        "if (block != CLAW_NONE && !claw_stream_check_block(outbox->streams, block))",
+        "if (0)",
+        FUZZ + "[fuzz_restore]",
+    ),
+)
