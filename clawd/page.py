@@ -51,9 +51,10 @@ def read_instance(runtime_dir: Path) -> str:
         text = (runtime_dir / "instance").read_bytes()[:64].decode("ascii", "replace")
     except OSError as error:
         raise Unreachable(f'cannot find clawd at "{runtime_dir}": {error.strerror}', hint) from error
-    if not re.fullmatch(r"[0-9a-f]{16}\n", text):
+    found = re.match(r"([0-9a-f]{16})\n", text)
+    if not found:
         raise Unreachable(f'cannot find clawd at "{runtime_dir}": its instance file is broken', "start clawd again")
-    return text.strip()
+    return found[1]
 
 
 def is_locked(runtime_dir: Path) -> bool:

@@ -166,11 +166,13 @@ class Stop:
     """Have clawd end as SIGTERM does: for root and clawd's own user, else `denied`. Answered by `Stopping` at once.
 
     With `drain_ms` it ends when no stream is live any more, or that much later: until then streams and clients go on,
-    and new streams and new producers are refused with `limit`.
+    and new streams and new producers are refused with `stopping`. With `discard` it leaves nothing for a next start:
+    tokens are gone and producers learn that their ring is.
     """
 
     op = "stop"
     drain_ms: int = _checked(_number(0, DRAIN_MS_MAX), 0)
+    discard: bool = _checked(_flag, False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -70,3 +72,28 @@ def seed() -> int:
 @pytest.fixture
 def dice(seed: int) -> random.Random:
     return random.Random(seed)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Callable[[Daemon], subprocess.Popen[str]]]:
+    """A producer in a process of its own: opens "s", writes each line it is told."""
+    code = (
+        "import sys; from pathlib import Path; from clawd.producer import Producer\n"
+        "with Producer('w', Path(sys.argv[1])) as producer:\n"
+        "    stream = producer.open('s')\n"
+        "    for line in sys.stdin: stream.write(line.strip()); print(line.strip(), flush=True)\n"
+    )
+    made: list[subprocess.Popen[str]] = []
+
+    def make(daemon: Daemon) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(daemon.runtime_dir)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        made.append(process)
+        return process
+
+    yield make
+    for process in made:
+        process.kill()
+        process.communicate()

@@ -32,7 +32,6 @@ PATIENCE_S = 45.0 if SANITIZED else 20.0
 SHM = Path("/dev/shm")
 NOTHING = protocol.CancelStream("no stream of this name")
 """A request that changes nothing."""
-SPOOL_OBJECT_BYTES = 256 << 20
 FAULT = re.compile(r"Traceback|Sanitizer|runtime error:|Assertion|Fatal Python")
 
 
@@ -179,7 +178,9 @@ class Daemon:
         assert code == 0, f"clawd ended with {code}:\n{self.log}"
         rescued = status["totals"]["rescued"]
         assert rescued == 0, f"{rescued} wake-ups were lost and found by a timeout"
-        kept = -(-status["spool_bytes"] // SPOOL_OBJECT_BYTES) + 2 * status["producers"]
+        spool = [SHM / name for name in self.everything() if "-spool-" in name]
+        assert sum(path.stat().st_size for path in spool) == status["spool_bytes"], f"spool left: {spool}"
+        kept = len(spool) + 2 * status["producers"]
         assert len(self.everything()) == kept, f"shared memory left: {self.everything()}, {kept} objects were due"
         files = {path.name for path in self.runtime_dir.iterdir()}
         assert files == {"lock", "instance", "control.sock", "relay.sock"}, f"files left: {files}"
@@ -213,7 +214,7 @@ class Daemon:
     @property
     def instance(self) -> str:
         path = self.runtime_dir / "instance"
-        return path.read_text().strip() if path.exists() else "never-started"
+        return path.read_text().partition("\n")[0] if path.exists() else "never-started"
 
     def objects(self) -> list[str]:
         """Names of this instance's shared memory for tokens."""

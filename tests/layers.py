@@ -19,6 +19,7 @@ ROWS = (
     ("clawd.producer", "clawd.consumer", "clawd.aconsumer"),
     ("clawd.server.memory", "clawd.server.instance"),
     ("clawd.server.ring", "clawd.server.door"),
+    ("clawd.server.recovery",),
     ("clawd.server", "clawd.kernel", "clawd.gateway", "clawd.engines"),
     ("clawd.ctl.client", "clawd.ctl.render"),
     ("clawd.ctl.check", "clawd.ctl.rates", "clawd.ctl.terminal"),

@@ -42,4 +42,11 @@ START = (
         "if (0)",
         FUZZ + "[fuzz_restore]",
     ),
+    Mutant(
+        "the instance file is believed after another boot",
+        "server/instance.py",
+        'lines[1:] != [boot, ""]',
+        "False",
+        "test_restart.py::test_what_is_of_another_boot_is_swept",
+    ),
 )

@@ -57,7 +57,7 @@ def completed(line: str, tmp_path: Path) -> set[str]:
         ("clawctl --runtime-dir /run/x pro", {"producers"}),
         ("clawctl --runtime-dir ", set()),
         ("clawctl status ", COMMON),
-        ("clawctl stop --d", {"--drain", "--dry-run"}),
+        ("clawctl stop --d", {"--discard", "--drain", "--dry-run"}),
         ("clawctl --json top --", {*COMMON, "--interval", "--count", "--rows"}),
         ("clawctl top --count ", set()),
         ("clawctl config sh", {"show"}),

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import clawd.ctl.demo
+from clawd.page import read_instance
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(clawd.ctl.demo.__file__).parent
@@ -65,7 +66,7 @@ class Place:
         assert demo.stdout
         while not (line := demo.stdout.readline()).startswith(b"text "):
             assert line, "it ended before any text came"
-        self.instances.add((self.only_directory() / "instance").read_text().strip())
+        self.instances.add(read_instance(self.only_directory()))
         assert self.shared_memory()
         return demo
 

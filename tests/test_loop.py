@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,11 +11,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import posix_ipc
 import pytest
 
 from clawd.consumer import Consumer
-from clawd.errors import AttachRefused, RingLost
+from clawd.errors import AttachRefused
 from clawd.page import Page
 from clawd.producer import Producer
 from tests import load
@@ -90,34 +88,6 @@ def test_of_many_started_at_once_exactly_one_serves(tmp_path: Path) -> None:
     finally:
         for daemon in daemons:
             daemon.discard()
-
-
-def test_after_a_kill_it_starts_again_and_sweeps_its_own_memory_alone(daemon: Daemon) -> None:
-    other = posix_ipc.SharedMemory(f"/clawd-test-{os.getpid():016x}", posix_ipc.O_CREX, size=4096)
-    longer = posix_ipc.SharedMemory(f"/clawd-{daemon.instance}0-{os.getpid():016x}", posix_ipc.O_CREX, size=4096)
-    try:
-        with Producer("p", daemon.runtime_dir) as producer:
-            stream = producer.open("s")
-            stream.write("x")
-            daemon.await_total("tokens", 1)
-            stale = set(daemon.objects())
-            assert len(stale) == 3
-            instance = daemon.instance
-            daemon.kill()
-            daemon.start()
-            assert daemon.instance == instance
-            assert not stale & set(daemon.objects())
-            with pytest.raises(RingLost):
-                stream.write("y")
-        with Producer("p", daemon.runtime_dir) as producer, Consumer(daemon.runtime_dir) as consumer:
-            producer.open("s").write("z")
-            assert consumer.attach("s").read().data == b"z"
-        assert (SHM / other.name[1:]).exists()
-        assert (SHM / longer.name[1:]).exists()
-    finally:
-        for each in (other, longer):
-            os.close(each.fd)
-            each.unlink()
 
 
 def test_a_client_goes_on_with_new_streams_when_it_was_killed_and_started_again(daemon: Daemon) -> None:

@@ -333,10 +333,7 @@ def test_another_user_cannot_reach_the_sockets(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "hardlink", "fifo"])
-def test_a_squatted_name_is_refused_and_its_target_untouched(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory.secrets, "token_hex", lambda _: "squatted")
+def test_a_squatted_name_is_refused_and_its_target_untouched(kind: str, tmp_path: Path) -> None:
     instance = f"test{os.getpid():x}"
     place = SHM / f"clawd-{instance}-squatted"
     target = tmp_path / "target" if kind != "hardlink" else SHM / f"{instance}-target"
@@ -351,7 +348,7 @@ def test_a_squatted_name_is_refused_and_its_target_untouched(
         else:
             os.mkfifo(place)
         with pytest.raises(HostError, match="cannot make shared memory"):
-            memory.create(instance, 4096)
+            memory.create(f"/{memory.prefix(instance)}squatted", 4096)
         assert target.read_text() == "mine"
         assert place.is_fifo() if kind == "fifo" else place.read_text() == "mine"
     finally:

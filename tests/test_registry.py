@@ -22,6 +22,7 @@ from clawd.producer import Producer
 from tests.daemon import SHM, Daemon, until
 from tests.load import Writer
 from tests.rogue.producer import Rogue, dial
+from tests.test_ctl import told
 
 Start = Callable[..., Daemon]
 
@@ -136,8 +137,8 @@ def test_a_producer_whose_ring_was_quarantined_may_attach_anew(daemon: Daemon) -
 def test_a_producer_learns_that_its_ring_was_let_go(daemon: Daemon) -> None:
     with Producer("p", daemon.runtime_dir) as producer:
         stream = producer.open("s")
-        daemon.kill()
-        stream.write("into the ring all the same")
+        assert told(daemon.runtime_dir, "stop", "--discard")["stopped"]
+        assert daemon.process.wait(10) == 0
         daemon.start()
         with pytest.raises(RingLost, match="let go"):
             stream.write("x")

@@ -308,7 +308,7 @@ HELLOS: dict[str, tuple[bytes, int | None]] = {
     "a byte more": (hello() + b"\0", lib.CLAW_ATTACH_BAD_REQUEST),
     "a byte less": (hello()[:-1], lib.CLAW_ATTACH_BAD_REQUEST),
     "reserved not 0": (hello(reserved=1), lib.CLAW_ATTACH_BAD_REQUEST),
-    "a ring to attach again": (hello(ring_id=5), lib.CLAW_ATTACH_BAD_REQUEST),
+    "a ring that is not known": (hello(ring_id=5), lib.CLAW_ATTACH_LOST),
     "a ring too small": (hello(ring_bytes=2048), lib.CLAW_ATTACH_BAD_REQUEST),
     "a ring too large": (hello(ring_bytes=1 << 27), lib.CLAW_ATTACH_BAD_REQUEST),
     "a ring of 2^64-1": (hello(ring_bytes=TOP - 1), lib.CLAW_ATTACH_BAD_REQUEST),

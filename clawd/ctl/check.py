@@ -27,7 +27,7 @@ SPOOL_SHARE = 4
 """clawd takes at most one part in so many of the free shared memory for its spool."""
 SPARE_BYTES = 8 << 20
 """Free shared memory below which the next producers get no ring."""
-OBJECT = re.compile(r"clawd-([0-9a-f]{16})-(?:[0-9a-f]{16}|stats)")
+OBJECT = re.compile(r"clawd-([0-9a-f]{16})-(?:[0-9a-f]{16}(?:-data|-ctl)?|spool-\d+|stats)")
 
 
 @dataclass(frozen=True)

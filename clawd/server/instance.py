@@ -17,6 +17,8 @@ from clawd.protocol import CONTROL_SOCKET, RELAY_SOCKET
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path (unix(7), sun_path less its NUL)."""
 LOCK_TRIES = 5
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Another one after each start of the kernel (random(4))."""
 
 
 class Instance:
@@ -27,6 +29,10 @@ class Instance:
         self.control_path = runtime_dir / CONTROL_SOCKET
         self.relay_path = runtime_dir / RELAY_SOCKET
         self.id = ""
+        self.boot_id = b""
+        """16 bytes; empty when this host does not tell."""
+        self.is_new = False
+        """What an earlier clawd of this id left is not to be used: it is of another boot, or there was none."""
         self._lock = -1
 
     def __enter__(self) -> Instance:
@@ -51,7 +57,7 @@ class Instance:
             ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        self.id = self._read_id()
+        self._read_id()
         return self
 
     def _take_lock(self) -> None:
@@ -65,17 +71,27 @@ class Instance:
                     raise
                 time.sleep(0.01)
 
-    def _read_id(self) -> str:
-        """The id outlives a run, so that a start finds what an earlier one of the same directory left behind."""
+    def _read_id(self) -> None:
+        """The id outlives a run, so that a start finds what an earlier one of the same directory left behind: the first
+        line of the file. The second is the boot that this was in, because times count from there.
+        """
         path = self.runtime_dir / "instance"
         try:
-            text = path.read_text()
-        except FileNotFoundError:
-            text = ""
-        if not re.fullmatch(r"[0-9a-f]{16}\n", text):
-            text = f"{secrets.token_hex(8)}\n"
-            path.write_text(text)
-        return text.strip()
+            boot = BOOT_ID.read_text().strip()
+            self.boot_id = bytes.fromhex(boot.replace("-", ""))
+        except (OSError, ValueError):
+            boot = ""
+        try:
+            lines = path.read_text().split("\n")
+        except (FileNotFoundError, UnicodeDecodeError):
+            lines = []
+        known = len(lines) > 0 and re.fullmatch(r"[0-9a-f]{16}", lines[0])
+        self.id = lines[0] if known else secrets.token_hex(8)
+        self.is_new = not known or lines[1:] != [boot, ""]
+        if self.is_new:
+            new = path.with_name("instance.new")
+            new.write_text(f"{self.id}\n{boot}\n")
+            new.replace(path)  # never half of it, or nobody would find again what is of this id
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -18,11 +18,10 @@ from clawd.config import RELAY_SLACK, Config, files_needed
 from clawd.core import Core, Limits, guard, lib, page_bytes
 from clawd.errors import HostError
 from clawd.page import stats_name
-from clawd.server import memory
+from clawd.server import memory, recovery
 from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
-from clawd.server.ring import close_left_behind
 from clawd.server.settings import Settings
 from clawd.sources import Configuration, Sources
 from clawd.units import format_bytes
@@ -55,32 +54,40 @@ def serve(configuration: Configuration, sources: Sources) -> int:
     config = configuration.config
     with Instance(config.runtime_dir) as instance:
         raise_descriptor_limit(config)
-        close_left_behind(instance.id)
-        memory.sweep(instance.id)
+        left = recovery.find(instance)
+        if left.spool_bytes > config.spool_bytes:
+            log.warning(
+                "spool is larger than configured, going on",
+                spool_bytes=format_bytes(left.spool_bytes),
+                hint="to make it smaller: clawctl stop --discard, then start",
+            )
+        check_room(config.spool_bytes - left.spool_bytes)
         limits = Limits(
-            spool_bytes=config.spool_bytes,
+            spool_bytes=max(config.spool_bytes, left.spool_bytes),
             stream_bytes=config.stream_bytes,
             keep_ns=config.keep,
             max_streams=config.max_streams,
-            max_rings=config.max_producers,
+            max_rings=max(config.max_producers, len(left.rings)),
             max_connections=config.max_clients,
             max_attachments=config.max_attachments,
             user_streams=config.user_streams,
             user_attachments=config.user_attachments,
         )
-        check_room(config.spool_bytes)
+        epoch = secrets.randbits(63) | 1
         with shown(instance.id, limits) as core:
-            make_spool(core, instance.id, config.spool_bytes)
-            Loop(core, Settings(configuration, sources), instance).run()
+            recovery.make_spool(core, instance, left, limits.spool_bytes, SPOOL_OBJECT_BYTES)
+            adopted = recovery.recover(core, left, epoch)
+            loop = Loop(core, Settings(configuration, sources), instance, epoch, adopted)
+            loop.run()
+        if loop.is_discarding:
+            log.event("discarded", objects=recovery.discard(instance.id))
     return 0
 
 
 @contextmanager
 def shown(instance: str, limits: Limits) -> Iterator[Core]:
     """A core whose figures others can read as long as it runs."""
-    page = memory.create(
-        instance, page_bytes(limits), name=f"/{stats_name(instance)}", mode=0o640, setting="max_streams"
-    )
+    page = memory.create(f"/{stats_name(instance)}", page_bytes(limits), mode=0o640, setting="max_streams")
     try:
         core = Core(limits, page.fd)
         try:
@@ -112,7 +119,7 @@ def relay_room(config: Config) -> tuple[int, int]:
 
 
 def check_room(size: int) -> None:
-    """Raise HostError when the host has not four times the memory of such a spool."""
+    """Raise HostError when the host has not four times the memory that the spool still needs."""
     free = memory.room()
     if size > free // SPOOL_SHARE:
         raise HostError(
@@ -122,27 +129,22 @@ def check_room(size: int) -> None:
         )
 
 
-def make_spool(core: Core, instance: str, size: int) -> None:
-    """Allocate the spool up front. Raises HostError."""
-    while size:
-        part = memory.create(instance, min(size, SPOOL_OBJECT_BYTES))
-        core.map_spool(part.fd, part.size)
-        part.close()
-        size -= part.size
-
-
 class Loop:
     """The one thread of the daemon."""
 
-    def __init__(self, core: Core, settings: Settings, instance: Instance) -> None:
+    def __init__(
+        self, core: Core, settings: Settings, instance: Instance, epoch: int, adopted: recovery.Adopted
+    ) -> None:
         self._core = core
         self._settings = settings
         self._instance = instance
         self._stopping = False
+        self.is_discarding = False
+        """The one who had it stopped wants nothing to be left."""
         self._drain_until_ns = 0
         self._received = False
-        self._epoch = secrets.randbits(63) | 1
-        self._registry = Registry(core, settings.config, instance.id, self._epoch, self._answer)
+        self._epoch = epoch
+        self._registry = Registry(core, settings.config, instance, epoch, adopted, self._answer)
         self._relay = Relay(core, self._registry.sessions, *relay_room(settings.config))
 
     def run(self) -> None:
@@ -207,6 +209,7 @@ class Loop:
     def _answer(self, request: protocol.Message) -> protocol.Message:
         """To what the registry has found allowed."""
         if isinstance(request, protocol.Stop):
+            self.is_discarding = self.is_discarding or request.discard
             return self._stop_later(request.drain_ms)
         return self._reload() if isinstance(request, protocol.Reload) else self._settings.in_effect()
 

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory objects of one instance: made under random names, allocated up front, swept by name prefix."""
+"""Shared-memory objects of one instance: made, allocated up front, found again and checked, swept by name prefix."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 import posix_ipc
 
+from clawd import log
 from clawd.errors import HostError
 from clawd.units import format_bytes
 
 SHM = Path("/dev/shm")
 """Where Linux keeps POSIX shared memory (shm_overview(7)); looked at only to list names and free room."""
+
+
+class Unfit(Exception):
+    """An object that is not as a clawd leaves it; the text says why."""
+
+
+class NameTaken(HostError):
+    """There is an object of this name."""
 
 
 @dataclass
@@ -48,15 +57,16 @@ def prefix(instance: str) -> str:
     return f"clawd-{instance}-"
 
 
-def create(instance: str, size: int, *, name: str = "", mode: int = 0o600, setting: str = "spool_bytes") -> Object:
+def create(name: str, size: int, *, mode: int = 0o600, setting: str = "spool_bytes") -> Object:
     """Make an object of `size` bytes, every page allocated, so that touching it can never fail later (SIGBUS).
 
-    It gets a random name unless one is given; `setting` is what an error says to lower.
+    `setting` is what an error says to lower. Raises HostError, NameTaken when the name is in use.
     """
-    name = name or f"/{prefix(instance)}{secrets.token_hex(8)}"
     try:
         # size=0: ftruncate alone would reserve nothing
         shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=mode, size=0)
+    except posix_ipc.ExistentialError as error:
+        raise NameTaken(f"cannot make shared memory {name}: there is one") from error
     except (OSError, posix_ipc.Error) as error:
         raise HostError(f"cannot make shared memory: {error}", f"see 'ls -ld {SHM}'") from error
     made = Object(name, shm.fd, size)
@@ -73,6 +83,41 @@ def create(instance: str, size: int, *, name: str = "", mode: int = 0o600, setti
     return made
 
 
+def open_left(name: str, owner: int | None = None) -> Object:
+    """An object of an earlier clawd, if nobody but us, or `owner`, can have had a hand in it. Raises Unfit."""
+    try:
+        fd = os.open(SHM / name[1:], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise Unfit(error.strerror or str(error)) from error
+    found = os.fstat(fd)
+    reason = (
+        "not a file" if not stat.S_ISREG(found.st_mode)
+        else f"of user {found.st_uid}" if found.st_uid not in (os.geteuid(), owner)
+        else f"mode {found.st_mode & 0o7777:o}" if found.st_mode & 0o7777 != 0o600
+        else f"{found.st_nlink} links" if found.st_nlink != 1
+        else ""
+    )  # fmt: skip
+    if reason:
+        os.close(fd)
+        raise Unfit(reason)
+    return Object(name, fd, found.st_size)
+
+
+def remove_left(name: str, reason: str) -> None:
+    """Take away what an earlier clawd left and is of no use; what belongs to another user is left alone."""
+    try:
+        owner = os.lstat(SHM / name[1:]).st_uid
+        if owner == os.geteuid():
+            os.unlink(SHM / name[1:])
+            log.warning("shared memory removed", name=name, reason=reason)
+        else:
+            log.warning("shared memory left alone", name=name, reason=reason)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("shared memory not removed", name=name, reason=error.strerror)
+
+
 def room() -> int:
     """Bytes that can still be allocated."""
     stat = os.statvfs(SHM)
@@ -84,9 +129,14 @@ def left_behind(instance: str) -> list[str]:
     return sorted(f"/{path.name}" for path in SHM.glob(f"{prefix(instance)}*"))
 
 
-def sweep(instance: str) -> int:
-    """Unlink every object of this instance. Returns how many; another instance's are never touched."""
-    names = left_behind(instance)
-    for name in names:
-        Object(name, -1, 0).unlink()
-    return len(names)
+def sweep(instance: str, owner: int | None = None) -> int:
+    """Unlink every object of this instance that is ours, or of user `owner`. Returns how many; what belongs to another
+    instance, or to somebody else, is never touched.
+    """
+    count = 0
+    for name in left_behind(instance):
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(SHM / name[1:]).st_uid in (os.geteuid(), owner):
+                Object(name, -1, 0).unlink()
+                count += 1
+    return count

@@ -18,7 +18,9 @@ from clawd import log, protocol
 from clawd.config import Config
 from clawd.core import Core, Label, lib
 from clawd.errors import ClawdError, HostError, ProtocolError
-from clawd.server.ring import Ring, answer, is_hello, make_ring, read_hello, refuse
+from clawd.server.instance import Instance
+from clawd.server.recovery import Adopted
+from clawd.server.ring import Owner, ProducerHello, Ring, answer, is_hello, make_ring, read_hello, refuse
 from clawd.units import format_bytes
 
 PACKET_MAX = max(protocol.MESSAGE_MAX, 4096) + 1
@@ -63,8 +65,9 @@ class Registry:
         self,
         core: Core,
         config: Config,
-        instance: str,
+        instance: Instance,
         epoch: int,
+        adopted: Adopted,
         reply: Callable[[protocol.Message], protocol.Message],
     ) -> None:
         """`reply` answers questions about settings, and takes orders."""
@@ -76,6 +79,7 @@ class Registry:
         """No new producers."""
         self._instance = instance
         self._epoch = epoch
+        self._adopted = adopted
         self._next_tag = 1
         self._ready: dict[int, Callable[[], None]] = {}
         self._peers: set[Peer] = set()
@@ -86,8 +90,10 @@ class Registry:
         self.sessions: dict[str, Peer] = {}
         self.ended_sessions: list[str] = []
         """Sessions whose client is gone; the relay takes them from here."""
-        self.rings: dict[int, Peer] = {}
-        """Producers by the index of their ring, those that left included until their ring is drained."""
+        self.rings: dict[int, Ring] = {ring.index: ring for ring in adopted.rings}
+        """By their index, those whose producer left included until they are drained."""
+        self._producers: dict[int, Peer] = {}
+        """By the index of their ring; none for a ring that was taken over and not attached again."""
 
     # --- descriptors ---
 
@@ -218,7 +224,7 @@ class Registry:
         self.sessions[peer.session] = peer
         self._core.count_clients(len(self.sessions))
         log.event("client connected", role=peer.role, client=peer.label, pid=peer.pid, uid=peer.uid)
-        self._send(peer, protocol.Welcome(protocol.VERSION, peer.session, self._instance))
+        self._send(peer, protocol.Welcome(protocol.VERSION, peer.session, self._instance.id))
 
     def _clients_reached(self, uid: int) -> str:
         """Which limit one more client would break, in words; empty = none."""
@@ -271,21 +277,16 @@ class Registry:
         try:
             hello = read_hello(packet)
             peer.label = hello.name
-            if self.is_draining:
-                raise refuse("limit", "clawd is about to stop; try again later")
-            ring_bytes = hello.ring_bytes or self.config.buffer_size
-            reached = self._rings_reached(peer.uid, ring_bytes)
-            if reached:
-                raise refuse("limit", reached)
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)
-            ring = make_ring(self._core, self._instance, self._epoch, ring_bytes)
+            ring = self._find_ring(peer, hello) if hello.ring_id else self._make_ring(peer, hello)
         except ClawdError as error:
             log.warning("producer refused", name=peer.label, pid=peer.pid, uid=peer.uid, error=error)
             self._send_packet(peer, answer(error))
             self._gone(peer)
             return
         peer.ring = ring
-        self.rings[ring.index] = peer
+        self.rings[ring.index] = ring
+        self._producers[ring.index] = peer
         self._core.label_ring(ring.index, Label(peer.label, peer.pid, peer.uid, lib.CLAW_ROLE_PRODUCER))
         peer.tags.append(self.watch(peer.pidfd, lambda: self._gone(peer)))
         try:
@@ -293,13 +294,27 @@ class Registry:
         except OSError:
             self._gone(peer)
             return
-        log.event("producer attached", name=peer.label, pid=peer.pid, uid=peer.uid, ring_bytes=ring.ring_bytes)
+        what = "producer attached again" if hello.ring_id else "producer attached"
+        log.event(what, name=peer.label, pid=peer.pid, uid=peer.uid, ring_bytes=ring.ring_bytes)
+
+    def _find_ring(self, peer: Peer, hello: ProducerHello) -> Ring:
+        return self._adopted.take(hello.ring_id, hello.ring_bytes, peer.uid)
+
+    def _make_ring(self, peer: Peer, hello: ProducerHello) -> Ring:
+        if self.is_draining:
+            raise refuse("stopping", "clawd is about to stop; try again later")
+        size = hello.ring_bytes or self.config.buffer_size
+        reached = self._rings_reached(peer.uid, size)
+        if reached:
+            raise refuse("limit", reached)
+        owner = Owner(peer.label, peer.pid, peer.uid)
+        return make_ring(self._core, self._instance, self._epoch, size, owner)
 
     def _rings_reached(self, uid: int, ring_bytes: int) -> str:
         """Which limit one more ring of so many bytes would break, in words; empty = none."""
         config = self.config
-        everybody = [peer.ring.ring_bytes for peer in self.rings.values() if peer.ring]
-        own = [peer.ring.ring_bytes for peer in self.rings.values() if peer.ring and peer.uid == uid]
+        everybody = [ring.ring_bytes for ring in self.rings.values()]
+        own = [ring.ring_bytes for ring in self.rings.values() if ring.owner.uid == uid]
         if len(everybody) >= config.max_producers:
             return f"max_producers: {config.max_producers} producers are attached already"
         if len(own) >= config.user_producers:
@@ -314,21 +329,24 @@ class Registry:
         return ""
 
     def settle_rings(self) -> None:
-        """After a turn: let go of rings that are drained or quarantined."""
+        """After a turn: let go of rings that are drained or quarantined, and look who of those before lives."""
+        self._adopted.look()
         settled = self._core.outcome.rings_settled
         if settled == self._settled:
             return
         self._settled = settled
-        for index, peer in list(self.rings.items()):
-            assert peer.ring
-            state = peer.ring.settled(self._core)
+        for index, ring in list(self.rings.items()):
+            state = ring.settled(self._core)
             if not state:
                 continue
-            log.event("producer detached", name=peer.label, pid=peer.pid, reason=state)
+            log.event("producer detached", name=ring.owner.label, pid=ring.owner.pid, reason=state)
             del self.rings[index]
-            peer.ring.drop(self._core)
-            peer.ring = None
-            self._gone(peer)
+            self._adopted.forget(ring)
+            ring.drop(self._core)
+            peer = self._producers.pop(index, None)
+            if peer:
+                peer.ring = None
+                self._gone(peer)
 
     # --- ends ---
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import array
 import fcntl
-import mmap
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clawd.core import Core, ffi, lib
 from clawd.errors import AttachRefused, ClawdError, CoreError, HostError, ProtocolError
 from clawd.server import memory
+from clawd.server.instance import Instance
 
 _STATUS = {
     "layout": lib.CLAW_ATTACH_LAYOUT,
@@ -22,6 +22,7 @@ _STATUS = {
     "no_space": lib.CLAW_ATTACH_NO_SPACE,
     "bad_request": lib.CLAW_ATTACH_BAD_REQUEST,
     "stopping": lib.CLAW_ATTACH_STOPPING,
+    "lost": lib.CLAW_ATTACH_LOST,
 }
 
 VIOLATION = {
@@ -46,6 +47,7 @@ def refuse(code: str, text: str) -> AttachRefused:
 @dataclass(frozen=True)
 class ProducerHello:
     ring_bytes: int
+    ring_id: int
     name: str
 
 
@@ -65,13 +67,11 @@ def read_hello(packet: bytes) -> ProducerHello:
         raise refuse("layout", f"layout {hello.layout} is not served here, layout {lib.CLAW_LAYOUT} is")
     if hello.size != size or len(packet) != size or hello.reserved:
         raise refuse("bad_request", "hello has another size than its layout")
-    if hello.ring_id:
-        raise refuse("bad_request", "this ring is not known here; attach a new one")
     low, high = lib.CLAW_RING_BYTES_MIN, lib.CLAW_RING_BYTES_MAX
     if hello.ring_bytes and (not low <= hello.ring_bytes <= high or hello.ring_bytes & (hello.ring_bytes - 1)):
         raise refuse("bad_request", f"a ring has a power of two bytes from {low} to {high}")
     label = bytes(ffi.buffer(hello.name)).split(b"\0", 1)[0].decode(errors="replace")
-    return ProducerHello(int(hello.ring_bytes), label)
+    return ProducerHello(int(hello.ring_bytes), int(hello.ring_id), label)
 
 
 def answer(error: ClawdError) -> bytes:
@@ -92,6 +92,15 @@ def _attached(**values: object) -> bytes:
     return bytes(ffi.buffer(attached))
 
 
+@dataclass(frozen=True)
+class Owner:
+    """Whose ring it is. The label is what the producer says of itself."""
+
+    label: str
+    pid: int
+    uid: int
+
+
 @dataclass
 class Ring:
     """What clawd keeps of a ring besides the core's mapping: its names, and its descriptors until handed over."""
@@ -102,10 +111,13 @@ class Ring:
     epoch: int
     data: memory.Object
     ctl: memory.Object
-    fds: tuple[int, ...]
+    owner: Owner
+    fds: tuple[int, ...] = field(default=())
 
     def hand_over(self, connection: socket.socket) -> None:
-        """Send DATA (read-write, locked), CTL (read-only) and the eventfd, then close ours. Raises OSError."""
+        """Send a new ring's DATA (read-write, locked), CTL (read-only) and eventfd, or the eventfd alone of one that is
+        attached again; then close ours. Raises OSError.
+        """
         packet = _attached(
             status=lib.CLAW_ATTACH_OK,
             ring_bytes=self.ring_bytes,
@@ -124,6 +136,14 @@ class Ring:
             os.close(fd)
         self.fds = ()
 
+    def hear(self, core: Core) -> None:
+        """A new eventfd for a ring that is attached again. Raises HostError or CoreError."""
+        try:
+            self.fds = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),)
+        except OSError as error:
+            raise HostError(f"cannot attach a ring again: {error.strerror}") from error
+        core.hear_ring(self.index, self.fds[0])
+
     def settled(self, core: Core) -> str:
         """Why the ring can be dropped, empty when it cannot."""
         row = core.ring_row(self.index)
@@ -140,13 +160,14 @@ class Ring:
             made.unlink()
 
 
-def make_ring(core: Core, instance: str, epoch: int, ring_bytes: int) -> Ring:
+def make_ring(core: Core, instance: Instance, epoch: int, ring_bytes: int, owner: Owner) -> Ring:
     """Allocate DATA and CTL and map them into the core. Raises HostError or CoreError with nothing left behind."""
+    pair = f"/{memory.prefix(instance.id)}{secrets.token_hex(8)}"
     made: list[memory.Object] = []
     fds: list[int] = []
     try:
-        made.append(memory.create(instance, lib.CLAW_PAGE + ring_bytes))
-        made.append(memory.create(instance, ffi.sizeof("struct claw_ctl")))
+        made.append(memory.create(f"{pair}-data", lib.CLAW_PAGE + ring_bytes))
+        made.append(memory.create(f"{pair}-ctl", ffi.sizeof("struct claw_ctl")))
         data, ctl = made
         # The producer gets a description of its own, locked: its mapping alone keeps the lock, and the kernel drops it
         # when the process ends. So a clawd that starts later knows who still lives.
@@ -155,6 +176,7 @@ def make_ring(core: Core, instance: str, epoch: int, ring_bytes: int) -> Ring:
         fds.append(ctl.reopen(read_only=True))
         fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         ring_id = secrets.randbits(63) | 1
+        _sign(ctl.fd, instance.boot_id, owner)
         index = core.add_ring(data.fd, ctl.fd, fds[2], ring_bytes, ring_id, epoch)
     except OSError as error:
         _undo(made, fds)
@@ -164,7 +186,7 @@ def make_ring(core: Core, instance: str, epoch: int, ring_bytes: int) -> Ring:
         raise
     for each in made:
         each.close()
-    return Ring(index, ring_bytes, ring_id, epoch, data, ctl, tuple(fds))
+    return Ring(index, ring_bytes, ring_id, epoch, data, ctl, owner, tuple(fds))
 
 
 def _undo(made: list[memory.Object], fds: list[int]) -> None:
@@ -175,19 +197,11 @@ def _undo(made: list[memory.Object], fds: list[int]) -> None:
         each.unlink()
 
 
-def close_left_behind(instance: str) -> None:
-    """Tell producers of an earlier clawd that their rings are read no more: their next write raises RingLost."""
-    size = ffi.sizeof("struct claw_ctl")
-    for name in memory.left_behind(instance):
-        try:
-            fd = memory.Object(name, -1, 0).reopen()
-        except HostError:
-            continue  # gone meanwhile
-        with os.fdopen(fd, "r+b", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size != size:
-                continue
-            with mmap.mmap(file.fileno(), size) as view:
-                ctl = ffi.from_buffer("struct claw_ctl *", view)
-                if ctl.magic == lib.CLAW_MAGIC and ctl.size == size:
-                    ctl.state = lib.CLAW_STATE_CLOSED
-                ffi.release(ctl)
+def _sign(ctl_fd: int, boot_id: bytes, owner: Owner) -> None:
+    """Whose ring it is, for a clawd that takes it over."""
+    ctl = ffi.new("struct claw_ctl *")
+    ctl.boot_id = boot_id.ljust(16, b"\0")
+    ctl.producer_uid = owner.uid
+    ctl.producer_pid = max(owner.pid, 0)
+    ctl.producer_name = owner.label.encode()[: lib.CLAW_PRODUCER_NAME - 1]
+    os.pwrite(ctl_fd, ffi.buffer(ctl, lib.CLAW_PAGE), 0)

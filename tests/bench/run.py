@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clawd.page import read_instance
 from clawd.server import memory
 
 PATHS = {  # path: (producer, consumer)
@@ -57,7 +58,7 @@ def daemon(directory: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
         if process.stderr:
             process.stderr.close()
-        memory.sweep((Path(directory) / "instance").read_text().strip())
+        memory.sweep(read_instance(Path(directory)))
 
 
 class Child:

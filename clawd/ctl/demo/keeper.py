@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clawd.ctl.demo.child import die_with, report
 from clawd.errors import ClawdError, ControlError
-from clawd.page import Page
+from clawd.page import Page, read_instance
 from clawd.server import memory
 from clawd.units import format_bytes
 
@@ -110,8 +110,8 @@ def keep(directory: Path) -> None:
 
 def clean(directory: Path) -> None:
     """Remove the directory, and the shared memory of the instance that was there."""
-    with contextlib.suppress(FileNotFoundError):
-        memory.sweep((directory / "instance").read_text().strip())
+    with contextlib.suppress(ControlError):
+        memory.sweep(read_instance(directory))
     shutil.rmtree(directory, ignore_errors=True)
 
 
