@@ -257,6 +257,7 @@ class AsyncConsumer:
             self._ended(inbox)
             raise inbox.error or ReadingClosed(f'the reading of "{inbox.stream}" is at its end')
         if deadline is not None and self._loop.time() >= deadline:
+            self._link.is_idle = False  # what came by now was not told yet
             self._turn()
             if not (inbox.pending or inbox.done):
                 raise ReadTimeout(f'nothing came from "{inbox.stream}" in time')
@@ -290,11 +291,11 @@ class AsyncConsumer:
     def _turn(self, *, control: bool = False, relay: bool = False) -> None:
         """Take what is there, up to a bound; wake who waits for it; come again if that was not all."""
         link = self._link
-        more = link.pump(control=control, relay=relay, burst=_BURST)
-        if more:  # mostly that was all, and this says so without another turn of the loop
-            more = link.pump(control=False, burst=_BURST)
+        link.pump(control=control, relay=relay, burst=_BURST)
+        if not link.is_idle:  # mostly this says that it was all, without another turn of the loop
+            link.pump(control=False, burst=_BURST)
         self._dispatch()
-        if more:
+        if not link.is_idle:
             self._used()
         deadline = link.next_deadline()
         if deadline != self._timer_at:
@@ -302,11 +303,13 @@ class AsyncConsumer:
 
     def _dispatch(self) -> None:
         ready, waiters = self._link.ready, self._waiters
+        if not ready:
+            return
         for inbox in ready:
             if inbox in waiters:
                 _wake(waiters[inbox])
-            if self._selection.note(inbox) and self._selection in waiters:
-                _wake(waiters[self._selection])
+        if self._selection.note(ready) and self._selection in waiters:
+            _wake(waiters[self._selection])
         ready.clear()
 
     def _set_timer(self, deadline: float | None) -> None:

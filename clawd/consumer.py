@@ -203,6 +203,8 @@ class Consumer:
         relay = control = False
         with self._lock:
             self._waits += 1
+            if deadline is not None and time.monotonic() >= deadline:
+                self._link.is_idle = False  # there will be no sleep to tell what came by now
             try:
                 while True:
                     if inbox.pending:
@@ -214,10 +216,10 @@ class Consumer:
                         if self._leader is _KEEPER:  # now, as what this pump leaves behind would not wake it
                             os.eventfd_write(self._keeper_wake, 1)
                         self._leader = inbox
-                        arrived = self._link.pump(control=control, relay=relay, until=until)
+                        self._link.pump(control=control, relay=relay, until=until)
                         relay = control = False
                         self._dispatch(inbox)
-                        if arrived or inbox.done:
+                        if inbox.pending or inbox.done or not self._link.is_idle:
                             continue
                         relay, control = self._lead(self._left(inbox, deadline))
                     else:
@@ -244,6 +246,8 @@ class Consumer:
             self._lock.acquire()
         if len(events) == 1 and events[0][0] == self._link.relay_fd:
             return True, False
+        if events:
+            self._link.is_idle = False
         if any(fd == self._wake for fd, _ in events):
             os.eventfd_read(self._wake)
         return False, bool(events)
@@ -275,21 +279,26 @@ class Consumer:
 
     def _used(self) -> None:
         """The relay was used beside a sleeping leader: what its descriptor had to tell may be gone, so look here."""
-        more = self._link.pump(control=False)
+        self._link.pump(control=False)
         self._dispatch(None)
         deadline = self._link.next_deadline()
         sooner = deadline is not None and (self._sleep_until is None or deadline < self._sleep_until)
-        if (more or sooner) and self._leader is not None:
+        if (sooner or not self._link.is_idle) and self._leader is not None:
             self._kick()
 
     def _dispatch(self, me: Inbox | None) -> None:
         """Wake who waits for what arrived."""
         ready = self._link.ready
-        for inbox in ready:
-            if self._selection.note(inbox) and me is not self._selection:
-                self._tell(self._selection)
-            if inbox is not me:
-                self._tell(inbox)
+        if not ready:
+            return
+        selection = self._selection
+        noted = selection.note(ready)
+        if me is not selection or self._followers:
+            if noted and me is not selection:
+                self._tell(selection)
+            for inbox in ready:
+                if inbox is not me:
+                    self._tell(inbox)
         ready.clear()
 
     def _tell(self, inbox: Inbox) -> None:
@@ -332,8 +341,11 @@ class Consumer:
             with self._lock:
                 if self._closed or self._leader is not _KEEPER:
                     return
-                more = self._link.pump()
+                self._link.is_idle = False  # told or not: this is not often
+                self._link.pump()
                 self._dispatch(None)
-                timeout = 0.0 if more else self._until_deadline(None)
-            if not more and any(fd == self._keeper_wake for fd, _ in self._keeper_epoll.poll(timeout)):
+                if not self._link.is_idle:
+                    continue
+                timeout = self._until_deadline(None)
+            if any(fd == self._keeper_wake for fd, _ in self._keeper_epoll.poll(timeout)):
                 os.eventfd_read(self._keeper_wake)

@@ -9,24 +9,25 @@ from collections import deque
 from clawd.core import ffi, lib
 from clawd.errors import ClawdError
 
-__all__ = ["ITEM", "Inbox", "Page"]
+__all__ = ["CLOSES", "PART", "PLAIN", "RECORD", "Inbox", "Page"]
 
-Page = tuple[bytes, int, bytes, int]
-"""Records as they came: bytes, the offset of these in their frame, a `claw_item` for each record, their cost."""
+Page = tuple[bytes, int, int, int]
+"""Records of one stream as they came, in sequence: their bytes, which are also their cost; the sequence of the first
+TOKEN or GAP; if they are TOKENs only, how many; CLAW_PART_… flags.
+"""
 
-ITEM = struct.Struct("<IIQQIIHBBI")
-"""struct claw_item: attachment, incarnation, seq, written_ns, offset, count, len, kind, klass, bytes"""
-_ITEM_END = struct.Struct("<Q12xI2xB5x")  # its seq, count and kind, from offset 8
-_KIND_AT = 34
+PART = struct.Struct("<IIQQIIII")
+"""struct claw_part: attachment, incarnation, first_seq, end_seq, offset, len, tokens, flags"""
+RECORD = struct.Struct("<HBBIQQ")
+"""struct claw_spooled: len, kind, klass, count, ring_seq, written_ns; the payload and padding follow"""
+PLAIN, CLOSES = int(lib.CLAW_PART_PLAIN), int(lib.CLAW_PART_CLOSES)
+_PAD = int(lib.CLAW_SPOOLED_ALIGN) - 1
+_COUNT_AT = 4
 _TOKEN, _GAP, _OPEN, _CLOSE = int(lib.CLAW_TOKEN), int(lib.CLAW_GAP), int(lib.CLAW_OPEN), int(lib.CLAW_CLOSE)
 
-if ITEM.size != ffi.sizeof("struct claw_item"):
-    raise ImportError("struct claw_item is not what inbox.py reads; build the core again")
-
-
-def _end(seq: int, count: int, kind: int) -> int:
-    """The sequence number after a record."""
-    return seq + 1 if kind == _TOKEN else seq + count if kind == _GAP else seq
+for _format, _name in ((PART, "claw_part"), (RECORD, "claw_spooled")):
+    if _format.size != ffi.sizeof(f"struct {_name}"):
+        raise ImportError(f"struct {_name} is not what inbox.py reads; build the core again")
 
 
 class Inbox:
@@ -76,24 +77,8 @@ class Inbox:
         self.limit = max(self.limit, self.offset + self.consumed)
         return self.limit
 
-    def accept_next_token(self, page: Page, incarnation: int, first_seq: int, current: bool) -> bool:
-        """Take a segment that is the next token and no more: what an engine's step mostly is. False: it is not that."""
-        items = page[2]
-        if (
-            len(items) != ITEM.size
-            or items[_KIND_AT] != _TOKEN
-            or first_seq != self.expected
-            or incarnation != self.incarnation
-            or not current
-        ):
-            return False
-        self.expected = first_seq + 1
-        self.received += page[3]
-        self.pending.append(page)
-        return True
-
-    def accept(self, page: Page, incarnation: int, first_seq: int, current: bool) -> str | None:
-        """Take a segment. `current` says it came on the connection of the latest attach.
+    def accept(self, page: Page, incarnation: int, end_seq: int, current: bool) -> str | None:
+        """Take a page that ends before `end_seq`. `current` says it came on the connection of the latest attach.
 
         Returns what is wrong with it, if something is. Sets `done` when it ends the stream.
         """
@@ -101,44 +86,47 @@ class Inbox:
             self.incarnation = incarnation
         if incarnation != self.incarnation:
             return f"incarnation {incarnation} came for {self.incarnation}"
-        if first_seq != self.expected:
-            return self._accept_rest(page, current)
-        self._append(page, current)
+        if page[1] != self.expected:
+            return self._accept_rest(page, end_seq, current)
+        self._append(page, end_seq, current)
         return None
 
-    def _append(self, page: Page, current: bool) -> None:
-        items, cost = page[2], page[3]
-        seq, count, kind = _ITEM_END.unpack_from(items, len(items) - ITEM.size + 8)
-        end = seq + 1 if kind == _TOKEN else _end(seq, count, kind)
-        if end > self.expected:
-            self.expected = end
+    def _append(self, page: Page, end_seq: int, current: bool) -> None:
+        cost = len(page[0])
+        if end_seq > self.expected:
+            self.expected = end_seq
         self.received += cost
         if not current:
             self.offset -= cost  # came outside of the credit of the latest attach
         self.pending.append(page)
-        if kind == _CLOSE:
+        if page[3] & CLOSES:
             self.done = True
 
-    def _accept_rest(self, page: Page, current: bool) -> str | None:
-        # Does not start where the last segment ended: sent again after a reconnect, or wrong
-        data, base, items, cost = page
+    def _accept_rest(self, page: Page, end_seq: int, current: bool) -> str | None:
+        # Does not start where the last one ended: sent again after a reconnect, or wrong
+        records, seq, _, flags = page
+        if seq > self.expected:
+            return f"token {seq} came where {self.expected} was due"
+        if flags & CLOSES and end_seq < self.expected:
+            return f"it ended at {end_seq} although {self.expected - 1} had come"
         kept: list[bytes] = []
-        dropped = 0
-        for row in ITEM.iter_unpack(items):
-            seq, count, kind = row[2], row[5], row[7]
-            if seq > self.expected and not kept:
-                return f"token {seq} came where {self.expected} was due"
-            if kind == _CLOSE and seq < self.expected:
-                return f"it ended at {seq} although {self.expected - 1} had come"
-            if kind == _GAP and seq < self.expected < seq + count:
-                row = (*row[:2], self.expected, *row[3:5], seq + count - self.expected, *row[6:])
+        at = dropped = 0
+        while at < len(records):
+            length, kind, _, count, _, _ = RECORD.unpack_from(records, at)
+            record = records[at : at + RECORD.size + (length + _PAD & ~_PAD)]
+            at += len(record)
+            end = seq + 1 if kind == _TOKEN else seq + count if kind == _GAP else seq
+            if kind == _GAP and seq < self.expected < end:
+                count = end - self.expected
+                record = record[:_COUNT_AT] + count.to_bytes(4, "little") + record[_COUNT_AT + 4 :]
             # an OPEN that comes again does no harm, and one that comes late tells what was not known
-            if _end(seq, count, kind) > self.expected or kind in (_OPEN, _CLOSE):
-                kept.append(ITEM.pack(*row))
+            if end > self.expected or kind in (_OPEN, _CLOSE):
+                kept.append(record)
             else:
-                dropped += row[9]
+                dropped += len(record)
+            seq = end
         if current:
             self.offset += dropped
         if kept:
-            self._append((data, base, b"".join(kept), cost - dropped), current)
+            self._append((b"".join(kept), self.expected, 0, flags & ~PLAIN), end_seq, current)
         return None

@@ -17,7 +17,7 @@ from typing import Any
 from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.errors import AttachError, ClawdError, ControlError, ProtocolError, ReadingClosed, VersionMismatch
-from clawd.inbox import ITEM, Inbox
+from clawd.inbox import PART, PLAIN, Inbox
 from clawd.session import Session, Watcher, other_version
 
 try:
@@ -27,17 +27,14 @@ except ImportError as missing:
 
 __all__ = ["Link"]
 
-_HEADER = struct.Struct("<BBHIII")
-_SEGMENT = struct.Struct("<IIQII")
 _FLOW = struct.Struct("<BBHIQ")
 _CREDIT = struct.Struct("<IIQ")
-for _format, _name in ((_HEADER, "claw_frame_header"), (_SEGMENT, "claw_segment"), (_FLOW, "claw_flow"),
-                       (_CREDIT, "claw_credit")):  # fmt: skip
+for _format, _name in ((_FLOW, "claw_flow"), (_CREDIT, "claw_credit")):
     if _format.size != ffi.sizeof(f"struct {_name}"):
         raise ImportError(f"struct {_name} is not what link.py reads; build the core again")
 
-_ITEMS_MAX = (lib.CLAW_FRAME_MAX - _HEADER.size) // ffi.sizeof("struct claw_spooled")
-_parse = lib.claw_frame_parse
+_PARTS_MAX = int(lib.CLAW_FRAME_MAX) // ffi.sizeof("struct claw_segment")
+_split = lib.claw_frame_split
 _DATA = int(lib.CLAW_FRAME_DATA)
 _CHARGE = int(lib.CLAW_FRAME_CHARGE)
 _ACK_AT = int(lib.CLAW_WINDOW) // 4
@@ -101,14 +98,16 @@ class Link:
         """Inboxes that something arrived for; who pumps empties it."""
         self._inboxes: dict[int, Inbox] = {}
         self._due: dict[int, Inbox] = {}
+        self.is_idle = False
+        """The relay had no message when looked at last, and was not used since: its descriptor tells of the next."""
         self._next_id = 1
         self._connection: int | None = None
         self._acked = self._acked_sent = 0
         self._refused = False
         self._fatal: ClawdError | None = None
         self._give_up_at: float | None = None
-        self._items = ffi.new("struct claw_item[]", _ITEMS_MAX)
-        self._items_view = memoryview(ffi.buffer(self._items))
+        self._parts = ffi.new("struct claw_part[]", _PARTS_MAX)
+        self._parts_view = memoryview(ffi.buffer(self._parts))
         self._ret_connection = ffi.new("uint32_t *")
         self._session = Session(self.runtime_dir, role)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -118,12 +117,13 @@ class Link:
             self.close()
             raise
         self._get: Callable[[int], Any] = self._relay.get
+        self._recv: Callable[[int], bytes] = self._relay.recv
         self.relay_fd = int(self._get(zmq.FD))
         _links.add(self)
 
     def watch(self, watcher: Watcher) -> None:
-        """Keep this link's descriptors registered with `watcher`, also when one is replaced. Sleep on it only after a
-        pump that returned False: the relay's descriptor tells of changes only.
+        """Keep this link's descriptors registered with `watcher`, also when one is replaced. Sleep on it only while
+        `is_idle`: the relay's descriptor tells of changes only.
         """
         watcher.register(self.relay_fd, select.EPOLLIN)
         self._session.watch(watcher)
@@ -184,25 +184,28 @@ class Link:
     def pump(
         self, *, control: bool = True, relay: bool = False, until: Inbox | None = None, burst: int = _BURST
     ) -> bool:
-        """Receive what is there, send what is due. True: something arrived, so pump again before sleeping.
+        """Receive what is there, send what is due. True: something arrived. Sleep only when `is_idle` says so.
 
         `control` is False when the caller knows that its descriptor is silent, `relay` True when the relay's is known
         not to be. Stops early once `until` has something, and after `burst` messages.
         """
         if control:
             self._pump_control()
-        deadline = self.next_deadline()
-        if deadline is not None and time.monotonic() >= deadline:
+        if self._give_up_at is not None or self._session.retry_at is not None:
             self._tick()
-        get, recv = self._get, self._relay.recv
+        get, recv = self._get, self._recv
         arrived = False
+        if relay:
+            self.is_idle = False
         for _ in range(burst):
-            if not relay and not get(_EVENTS) & _POLLIN:
+            if not relay and (self.is_idle or not get(_EVENTS) & _POLLIN):
+                self.is_idle = True
                 break
             relay = False
             try:
                 frame = recv(_NOBLOCK)
             except zmq.Again:  # woken by something that was no message
+                self.is_idle = True
                 break
             arrived = True
             if not frame:
@@ -299,6 +302,7 @@ class Link:
 
     def _send(self, message: bytes) -> None:
         # What is refused or lost needs no queue: it had no connection, and the next one begins with all that counts
+        self.is_idle = False  # sending takes in what the descriptor had to tell
         try:
             self._relay.send(message, _NOBLOCK)
         except zmq.Again:
@@ -341,7 +345,7 @@ class Link:
         self._pump_control(connected=True)
 
     def _take(self, frame: bytes) -> None:
-        found = _parse(frame, len(frame), self._items, _ITEMS_MAX, self._ret_connection)
+        found = _split(frame, len(frame), self._parts, _PARTS_MAX, self._ret_connection)
         if found < 0:
             self._fail_all(ProtocolError(f"clawd sent a malformed frame of {len(frame)} bytes"))
             return
@@ -350,29 +354,26 @@ class Link:
             self._acked += len(frame) + _CHARGE
             if self._acked - self._acked_sent >= _ACK_AT:
                 self._send_flow()
-        at, item = _HEADER.size, 0
-        segments = frame[2] | frame[3] << 8
-        for _ in range(segments):
-            attachment, incarnation, first_seq, length, records = _SEGMENT.unpack_from(frame, at)
-            at += _SEGMENT.size
-            inbox = self._inboxes.get(attachment)
-            if inbox is not None and records:
-                items = self._items_view[item : item + records * ITEM.size].tobytes()
-                # a reader that is slow must not keep the other readers' bytes alive
-                page = (frame, 0, items, length) if segments == 1 else (frame[at : at + length], at, items, length)
-                if inbox.accept_next_token(page, incarnation, first_seq, current):
-                    self.ready.append(inbox)
-                    item += ITEM.size
-                    at += length
-                    continue
-                wrong = inbox.accept(page, incarnation, first_seq, current)
-                if wrong is not None:
-                    self.detach(inbox, ProtocolError(f'clawd broke the protocol on "{inbox.stream}": {wrong}'))
-                elif inbox.done:
-                    self._finish(inbox, None)
-                else:
-                    self.ready.append(inbox)
-                    if inbox.owes_credit():  # by what was dropped
-                        self._due[inbox.id] = inbox
-            item += records * ITEM.size
-            at += length
+        inboxes, ready = self._inboxes, self.ready
+        rows = PART.iter_unpack(self._parts_view[: found * PART.size])
+        for attachment, incarnation, first_seq, end_seq, at, length, tokens, flags in rows:
+            inbox = inboxes.get(attachment)
+            if inbox is None or not length:
+                continue
+            # a copy: a reader that is slow must not keep the other readers' bytes alive
+            page = (frame[at : at + length], first_seq, tokens, flags)
+            if flags & PLAIN and first_seq == inbox.expected and incarnation == inbox.incarnation and current:
+                inbox.expected = end_seq  # `accept` of what comes most
+                inbox.received += length
+                inbox.pending.append(page)
+                ready.append(inbox)
+                continue
+            wrong = inbox.accept(page, incarnation, end_seq, current)
+            if wrong is not None:
+                self.detach(inbox, ProtocolError(f'clawd broke the protocol on "{inbox.stream}": {wrong}'))
+            elif inbox.done:
+                self._finish(inbox, None)
+            else:
+                ready.append(inbox)
+                if inbox.owes_credit():  # by what was dropped
+                    self._due[inbox.id] = inbox

@@ -6,21 +6,21 @@ from __future__ import annotations
 import json
 import re
 from codecs import utf_8_decode
-from collections.abc import Iterator
-from operator import length_hint
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from clawd.core import check, ffi, lib
 from clawd.errors import ClawdError
-from clawd.inbox import ITEM, Inbox, Page
+from clawd.inbox import PLAIN, RECORD, Inbox
 
 __all__ = ["BaseReading", "Batch", "Gap", "Token", "parse_position"]
 
 _TOKEN, _GAP, _OPEN = int(lib.CLAW_TOKEN), int(lib.CLAW_GAP), int(lib.CLAW_OPEN)
-_KIND_AT, _TIME_AT = 34, 16  # in struct claw_item
-_NO_ROWS = ITEM.iter_unpack(b"")
-_NOTHING: Page = (b"", 0, b"", 0)
+_HEAD = RECORD.size
+_PAD = int(lib.CLAW_SPOOLED_ALIGN) - 1
+_TIME_AT = 16  # written_ns in a record
+_unpack = RECORD.unpack_from
 _allocate = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -71,40 +71,74 @@ class Batch:
     The last batch of a stream cut inside a character has `count` 0 and no data: its text is the U+FFFD.
     """
 
-    __slots__ = ("_pages", "_prefix", "_tail", "_times", "count", "data", "first_seq", "last_seq")
+    __slots__ = ("_data", "_prefix", "_runs", "_tail", "_times", "count", "first_seq", "last_seq")
 
-    def __init__(self, data: bytes, first_seq: int, last_seq: int, written_ns: bytes, pages: list[Page], prefix: str,
-                 tail: bytes) -> None:  # fmt: skip
-        self.data = data
+    def __init__(self, runs: Sequence[bytes], first_seq: int, count: int, prefix: str, tail: bytes) -> None:
         self.first_seq = first_seq
-        self.last_seq = last_seq
-        self.count = len(written_ns) // 8
-        self._times = written_ns
-        self._pages = pages
+        self.last_seq = first_seq + max(0, count - 1)
+        self.count = count
+        self._runs = runs  # records as they came, TOKENs only
         self._prefix = prefix
         self._tail = tail
+        self._data: bytes | None = None
+        self._times = b""
+
+    @property
+    def data(self) -> bytes:
+        """Exactly what was written."""
+        data = self._data
+        if data is None:
+            if self.count == 1:
+                run = self._runs[0]
+                data = self._data = run[_HEAD : _HEAD + (run[0] | run[1] << 8)]
+            else:
+                data, self._times = _join(self._runs, self.count)
+                self._data = data
+        return data
 
     @property
     def written_ns(self) -> memoryview:
         """CLOCK_MONOTONIC of each token's write."""
+        if self.count == 1:
+            return memoryview(self._runs[0])[_TIME_AT:_HEAD].cast("Q")
+        if not self._times and self.count:
+            self._data, self._times = _join(self._runs, self.count)
         return memoryview(self._times).cast("Q")
 
     @property
     def text(self) -> str:
         """The join of what `tokens()` shows."""
-        return self._prefix + _decode(self._tail, self.data)[0]
+        data = self.data
+        if not self._tail and data.isascii():
+            text = data.decode("ascii")
+            return self._prefix + text if self._prefix else text
+        return self._prefix + _decode(self._tail, data)[0]
 
     def tokens(self) -> Iterator[Token]:
         """Each token by itself."""
         prefix, tail = self._prefix, self._tail
         if not self.count:
             yield Token(self.last_seq, prefix, b"", 0, 2, 0)
-        for frame, base, items, _ in self._pages:
-            for _, _, seq, written_ns, offset, count, length, _, klass, _ in ITEM.iter_unpack(items):
-                data = frame[offset - base : offset - base + length]
+        seq = self.first_seq
+        for run in self._runs:
+            at = 0
+            while at < len(run):
+                length, _, klass, count, _, written_ns = _unpack(run, at)
+                at += _HEAD
+                data = run[at : at + length]
+                at += length + _PAD & ~_PAD
                 text, tail = _decode(tail, data)
                 yield Token(seq, prefix + text, data, written_ns, klass, count)
                 prefix = ""
+                seq += 1
+
+
+def _join(runs: Sequence[bytes], count: int) -> tuple[bytes, bytes]:
+    """The payloads, and the times, of `count` records that are TOKENs only."""
+    records = runs[0] if len(runs) == 1 else b"".join(runs)
+    data, times = _allocate("uint8_t[]", len(records)), _allocate("uint64_t[]", count)
+    used = check(lib.claw_records_join(records, len(records), data, len(records), times, count), "join a batch")
+    return ffi.buffer(data, used)[:], ffi.buffer(times)[:]
 
 
 class Owner(Protocol):
@@ -140,8 +174,11 @@ class BaseReading:
         """What the producer gave at open, known from the first token on; bytes if it is no JSON."""
         self._owner = owner
         self._inbox = inbox
-        self._page = _NOTHING
-        self._rows = ITEM.iter_unpack(b"")  # the records of `_page` that were not looked at
+        self._records = b""  # the page that is read
+        self._at = 0  # its first record that was not looked at
+        self._seq = 0  # that one's sequence, if it takes any
+        self._tokens = self._flags = 0  # of the page
+        self._owed = 0  # what it costs, while it was not paid
         self._prefix = ""  # shown with the next token: the end of a text cut by a gap
         self._tail = b""  # a begun character
         self._held = False  # either of the two
@@ -178,101 +215,95 @@ class BaseReading:
     def _take(self) -> Token | None:
         """The next token that is here. None: nothing is, or (`_over`) nothing will be."""
         while True:
-            for _, _, seq, written_ns, offset, count, length, kind, klass, _ in self._rows:
-                frame, base, _, _ = self._page
-                data = frame[offset - base : offset - base + length]
-                if kind != _TOKEN:
-                    self._mark(kind, seq, count, data)
+            records, at = self._records, self._at
+            if at == len(records):
+                if self._turn_page():
                     continue
-                if not self._held and data.isascii():
-                    text = data.decode("ascii")
-                    self._shown = seq
-                else:
-                    text = self._show(seq, data)
-                self._last = seq
-                return Token(seq, text, data, written_ns, klass, count)
-            if not self._turn_page():
                 return self._take_rest() if self._over and self._held else None
+            length, kind, klass, count, _, written_ns = _unpack(records, at)
+            at += _HEAD
+            data = records[at : at + length]
+            self._at = at + (length + _PAD & ~_PAD)
+            seq = self._seq
+            if kind != _TOKEN:
+                self._mark(kind, seq, count, data)
+                continue
+            self._seq = seq + 1
+            if not self._held and data.isascii():
+                text = data.decode("ascii")
+                self._shown = seq
+            else:
+                text = self._show(seq, data)
+            self._last = seq
+            return Token(seq, text, data, written_ns, klass, count)
 
     def _take_batch(self) -> Batch | None:
         """As `_take`, for all tokens that are here up to the next gap."""
         pending = self._inbox.pending
-        if len(pending) == 1 and len(pending[0][2]) == ITEM.size and not length_hint(self._rows) and not self._held:
-            batch = self._take_lone_token(pending[0])
-            if batch is not None:
-                return batch
-        parts: list[bytes] = []
-        times: list[bytes] = []
-        pages: list[Page] = []
-        room = int(lib.CLAW_FRAME_MAX)
-        data, used = _allocate("uint8_t[]", room), ffi.new("size_t *")
-        for _ in range(2 + len(self._inbox.pending)):
-            frame, base, items, _ = self._page
-            at = len(items) - length_hint(self._rows) * ITEM.size
-            while at < len(items):
-                kind = items[at + _KIND_AT]
-                if kind != _TOKEN:
-                    if kind == _GAP and pages:
-                        break
-                    _, _, seq, _, offset, count, length, _, _, _ = ITEM.unpack_from(items, at)
-                    self._mark(kind, seq, count, frame[offset - base : offset - base + length])
-                    at += ITEM.size
+        if len(pending) == 1 and pending[0][3] == PLAIN and not self._held and self._at == len(self._records):
+            # What an engine's step mostly is for one stream: whole characters, and nothing that came before
+            self._turn_page()
+            records, seq, count = self._records, self._seq, self._tokens
+            self._at = len(records)
+            self._last = self._shown = seq + count - 1
+            return Batch((records,), seq, count, "", b"")
+        runs: list[bytes] = []
+        first_seq = count = 0
+        whole = False  # the core saw that the last run's end is a character's
+        for _ in range(2 + len(pending)):
+            while self._at < len(self._records):
+                run, tokens = self._take_run()
+                if tokens:
+                    first_seq = first_seq if runs else self._seq
+                    self._seq += tokens
+                    self._at += len(run)
+                    runs.append(run)
+                    count += tokens
+                    whole = self._flags == PLAIN
                     continue
-                rest = items[at:] if at else items
-                most = len(rest) // ITEM.size
-                written = _allocate("uint64_t[]", most)
-                taken = lib.claw_frame_gather(
-                    ffi.from_buffer(frame), len(frame), base, ffi.from_buffer("struct claw_item[]", rest), most,
-                    data, room, written, used)  # fmt: skip
-                check(taken, "join a batch")
-                parts.append(ffi.buffer(data, used[0])[:])
-                times.append(ffi.buffer(written, 8 * taken)[:])
-                pages.append((frame, base, rest[: taken * ITEM.size], 0))
-                at += taken * ITEM.size
-            self._rows = ITEM.iter_unpack(items[at:])
-            if at < len(items) or not self._turn_page():
+                length, kind, _, number, _, _ = _unpack(self._records, self._at)
+                if kind == _GAP and runs:
+                    return self._batch(runs, first_seq, count, whole)
+                at = self._at + _HEAD
+                self._at = at + (length + _PAD & ~_PAD)
+                self._mark(kind, self._seq, number, self._records[at : at + length])
+            if not self._turn_page():
                 break
-        if pages:
-            return self._batch(b"".join(parts), b"".join(times), pages)
+        if runs:
+            return self._batch(runs, first_seq, count, whole)
         if self._over and self._held:
             token = self._take_rest()
-            return Batch(b"", token.seq, token.seq, b"", [], token.text, b"")
+            return Batch((), token.seq, 0, token.text, b"")
         return None
 
-    def _take_lone_token(self, page: Page) -> Batch | None:
-        """What an engine's step mostly is for one stream; the general way costs five times as much."""
-        frame, base, items, _ = page
-        _, _, seq, _, offset, _, length, kind, _, _ = ITEM.unpack(items)
-        if kind != _TOKEN:
-            return None
-        self._turn_page()
-        self._rows = _NO_ROWS
-        data = frame[offset - base : offset - base + length]
-        if data.isascii():
-            self._shown = seq
-        else:
-            self._settle(_decode(b"", data)[1], seq)
-        self._last = seq
-        return Batch(data, seq, seq, items[_TIME_AT : _TIME_AT + 8], [page], "", b"")
+    def _take_run(self) -> tuple[bytes, int]:
+        """The records from here to the page's end, or to the first that is no TOKEN, and how many they are."""
+        records = self._records[self._at :] if self._at else self._records
+        if self._flags & PLAIN and not self._at:
+            return records, self._tokens
+        tokens = ffi.new("uint32_t *")
+        size = check(lib.claw_records_run(records, len(records), tokens), "read a page")
+        return records[:size], int(tokens[0])
 
-    def _batch(self, data: bytes, written_ns: bytes, pages: list[Page]) -> Batch:
-        first_seq = int(ITEM.unpack_from(pages[0][2])[2])
-        last_seq = first_seq + len(written_ns) // 8 - 1
-        batch = Batch(data, first_seq, last_seq, written_ns, pages, self._prefix, self._tail)
-        end = len(data)
-        begun = tail = self._begun_at(data, end)
-        for _, _, items, _ in reversed(pages):
-            for at in range(len(items) - ITEM.size, -1, -ITEM.size):
-                if not begun:
-                    break
-                row = ITEM.unpack_from(items, at)
-                end -= row[6]
-                begun = self._begun_at(data, end)
-                if not begun and row[2] > first_seq:
-                    self._shown = int(row[2]) - 1
-        self._settle(tail, last_seq)
-        self._last = last_seq
+    def _batch(self, runs: list[bytes], first_seq: int, count: int, whole: bool) -> Batch:
+        batch = Batch(runs, first_seq, count, self._prefix, self._tail)
+        tail = b"" if whole else self._begun_at(batch.data, len(batch.data))
+        if tail:
+            self._show_whole(batch)
+        self._settle(tail, batch.last_seq)
+        self._last = batch.last_seq
         return batch
+
+    def _show_whole(self, batch: Batch) -> None:
+        """The last token of a batch that ends inside a character, after which the text did not, is where to go on."""
+        end, seq = len(batch.data), batch.last_seq
+        for token in reversed(list(batch.tokens())):
+            end -= len(token.data)
+            seq -= 1
+            if not self._begun_at(batch.data, end):
+                if seq >= batch.first_seq:
+                    self._shown = seq
+                return
 
     def _begun_at(self, data: bytes, end: int) -> bytes:
         """What is a begun character before data[end]: only the last three bytes can be."""
@@ -301,6 +332,7 @@ class BaseReading:
         if kind == _OPEN:
             self.meta = _parse_meta(data)
         elif kind == _GAP:
+            self._seq = seq + count
             self.gaps.append(Gap(seq, seq + count - 1, data.decode(errors="replace")))
             self._prefix += _flush(self._tail)
             self._tail = b""
@@ -313,15 +345,16 @@ class BaseReading:
     def _turn_page(self) -> bool:
         """Go to the next segment, paying for the last; False when there is none yet."""
         inbox = self._inbox
-        if self._page[3]:
-            inbox.consumed += self._page[3]
-            self._page = _NOTHING
+        if self._owed:
+            inbox.consumed += self._owed
+            self._owed = 0
             if inbox.owes_credit():
                 self._owner._grant(inbox)
         if not inbox.pending:
             return False
-        self._page = inbox.pending.popleft()
-        self._rows = ITEM.iter_unpack(self._page[2])
+        self._records, self._seq, self._tokens, self._flags = inbox.pending.popleft()
+        self._at = 0
+        self._owed = len(self._records)
         return True
 
 

@@ -39,12 +39,14 @@ class Selection(Inbox, Generic[R]):
         self._readings.pop(inbox, None)
         self.pending.pop(inbox, None)
 
-    def note(self, inbox: Inbox) -> bool:
-        """Something came for `inbox`. False: it is none of these."""
-        if not self._asked or inbox not in self._readings:
+    def note(self, inboxes: list[Inbox]) -> bool:
+        """Something came for `inboxes`. False: they are none of these, or nobody asks."""
+        if not self._asked:
             return False
-        self.pending[inbox] = None
-        return True
+        readings = self._readings
+        found = {inbox: None for inbox in inboxes if inbox in readings}
+        self.pending.update(found)
+        return bool(found)
 
     @property
     def is_empty(self) -> bool:
@@ -57,13 +59,14 @@ class Selection(Inbox, Generic[R]):
             self._asked = True
             self.pending = {inbox: None for inbox in self._readings if inbox.pending or inbox.done}
         found = []
+        readings = self._readings
         for inbox in list(self.pending):
-            reading = self._readings[inbox]
+            reading = readings[inbox]
             if inbox.pending:
                 found.append(reading)
                 continue
             del self.pending[inbox]
             if inbox.done:
-                del self._readings[inbox]
+                del readings[inbox]
                 found.append(reading)
         return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+import wire
 from clawd.core import Core, Limits, ffi, lib
 
 HEAD_AT = 128
@@ -196,18 +197,21 @@ class Rig:
 
 
 def parse(frame: bytes) -> list[Item]:
-    items = ffi.new("struct claw_item[1024]")
+    parts = ffi.new("struct claw_part[700]")
     connection = ffi.new("uint32_t *")
-    count = lib.claw_frame_parse(ffi.from_buffer(frame), len(frame), items, 1024, connection)
+    count = lib.claw_frame_split(frame, len(frame), parts, 700, connection)
     assert count >= 0, f"bad frame: {count}"
-    return [_item(int(connection[0]), items[i], frame) for i in range(count)]
+    return [item for part in parts[0:count] for item in _items(int(connection[0]), part, frame)]
 
 
-def _item(connection: int, item: Any, frame: bytes) -> Item:
-    data = frame[item.offset : item.offset + item.len]
-    return Item(
-        connection, item.attachment, item.incarnation, item.kind, item.seq, data, item.klass, item.count, item.bytes
-    )
+def _items(connection: int, part: Any, frame: bytes) -> Iterator[Item]:
+    seq = part.first_seq
+    for record in wire.records(frame[part.offset : part.offset + part.len]):
+        kind, data, count, klass, _, _ = record
+        cost = len(record.pack())
+        yield Item(connection, part.attachment, part.incarnation, kind, seq, data, klass, count, cost)
+        seq += record.advance()
+    assert seq == part.end_seq
 
 
 def read(rig: Rig, name: str, *, after: int = -1, incarnation: int | None = None) -> list[Item]:

@@ -154,7 +154,7 @@ async def test_a_task_cancelled_when_its_token_is_already_there_leaves_it_to_the
         await waiting(consumer, reading)
         relay.tell(at, 0, token(b"x"))
         while not reading._inbox.pending:  # what the loop would do, but it has no turn here
-            consumer._turn()
+            consumer._turn(relay=True)
         assert consumer._waiters[reading._inbox].done()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -223,7 +223,7 @@ async def test_two_tasks_on_one_reading_are_an_error_in_the_second_and_none_in_t
                 await call()
         relay.tell(at, 0, token(b"x"), token(b"y"))
         while not reading._inbox.pending:
-            consumer._turn()
+            consumer._turn(relay=True)
         with pytest.raises(ClawdError, match="another task"):  # also where it would not have to wait
             await anext(reading)
         assert (await first).data == b"x"

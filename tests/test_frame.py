@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+from codecs import utf_8_decode
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,18 +16,18 @@ from clawd.core import ffi, lib
 from wire import Record, Segment
 
 EXAMPLES = int(os.environ.get("CLAWD_TEST_EXAMPLES", "200"))
-ITEMS = 700
+PARTS = 700
 I64_MAX = 2**63 - 1
 
 
-def parse(data: bytes, item_count: int = ITEMS, *, shift: int = 0):
-    """Parse from memory that ends where the frame does, so that a sanitizer sees one byte too many."""
+def split(data: bytes, part_count: int = PARTS, *, shift: int = 0):
+    """Split in memory that ends where the frame does, so that a sanitizer sees one byte too many."""
     memory = ffi.new("uint8_t[]", shift + len(data)) if shift + len(data) else ffi.new("uint8_t[1]")
     ffi.memmove(memory + shift, data, len(data))
-    items = ffi.new("struct claw_item[]", item_count)
+    parts = ffi.new("struct claw_part[]", part_count)
     connection = ffi.new("uint32_t *", 77)
-    found = lib.claw_frame_parse(memory + shift, len(data), items, item_count, connection)
-    return found, items, connection[0]
+    found = lib.claw_frame_split(memory + shift, len(data), parts, part_count, connection)
+    return found, parts, connection[0]
 
 
 records = st.builds(
@@ -54,34 +55,52 @@ frames = st.lists(segments, max_size=5)
 @given(frames, st.integers(0, 2**32 - 1), st.integers(0, 7))
 def test_a_frame_is_listed_as_it_was_built_at_any_alignment(built, connection, shift):
     data = wire.frame(connection, built)
-    found, items, told = parse(data, shift=shift)
-    expected = [(segment, record) for segment in built for record in segment.records]
-    assert (found, told) == (len(expected), connection)
-    seq, last = 0, None
-    for item, (segment, record) in zip(items[0:found], expected, strict=True):
-        seq = segment.first_seq if segment is not last else seq
-        last = segment
-        assert (item.attachment, item.incarnation, item.seq) == (segment.attachment, segment.incarnation, seq)
-        assert (item.kind, item.klass, item.count) == (record.kind, record.klass, record.count)
-        assert item.written_ns == record.written_ns
-        assert data[item.offset : item.offset + item.len] == record.data
-        assert item.bytes == len(record.pack())
-        seq += record.advance()
+    found, parts, told = split(data, shift=shift)
+    assert (found, told) == (len(built), connection)
+    for part, segment in zip(parts[0:found], built, strict=True):
+        assert (part.attachment, part.incarnation, part.first_seq) == (*segment[:3],)
+        assert part.end_seq == segment.first_seq + sum(record.advance() for record in segment.records)
+        assert tuple(wire.records(data[part.offset : part.offset + part.len])) == segment.records
+        kinds = [record.kind for record in segment.records]
+        assert part.tokens == kinds.count(lib.CLAW_TOKEN)
+        assert bool(part.flags & lib.CLAW_PART_PLAIN) == (set(kinds) == {lib.CLAW_TOKEN})
+        assert bool(part.flags & lib.CLAW_PART_CLOSES) == (kinds[-1:] == [lib.CLAW_CLOSE])
 
 
-def holds(data: bytes, item_count: int = ITEMS) -> None:
-    """Whatever the bytes, the answer is a count whose items lie in the frame, or a refusal."""
-    found, items, connection = parse(data, item_count)
+@settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
+@given(st.lists(st.one_of(st.binary(max_size=6), st.sampled_from("a é 一 🙂".encode().split())), max_size=5), st.data())
+@example(["🙂".encode()[:3]], None)
+@example(["🙂".encode()[:2], "🙂".encode()[2:]], None)
+@example([b"\xe4\xbd", b""], None)
+def test_a_text_that_is_not_said_to_be_begun_ends_with_a_character(texts, data):
+    found, parts, _ = split(wire.frame(1, [Segment(1, 1, 0, tuple(map(wire.token, texts)))]))
+    assert found == 1
+    before = "🙂".encode()[: data.draw(st.integers(0, 3))] if data else b""
+    _, used = utf_8_decode(before + b"".join(texts), "replace", False)
+    begun = used < len(before + b"".join(texts))
+    if texts and not parts[0].flags & lib.CLAW_PART_BEGUN:
+        assert not begun
+    if texts and texts[-1].isascii() and texts[-1]:
+        assert not parts[0].flags & lib.CLAW_PART_BEGUN  # else it would be no help
+
+
+def holds(data: bytes, part_count: int = PARTS) -> None:
+    """Whatever the bytes, the answer is a count whose parts lie in the frame, or a refusal."""
+    found, parts, connection = split(data, part_count)
     if found < 0:
         assert found in (-errno.EBADMSG, -errno.ENOBUFS)
         assert connection == 77
         return
-    assert found <= item_count
-    for item in items[0:found]:
-        assert item.offset + item.len <= len(data)
-        assert item.kind in (1, 2, 3, 4)
-        assert item.klass <= 2
-        assert item.seq <= I64_MAX
+    assert found <= part_count
+    behind = 0
+    for part in parts[0:found]:
+        assert behind < part.offset <= len(data) - part.len
+        behind = part.offset + part.len
+        assert part.first_seq <= part.end_seq <= I64_MAX
+        for record in wire.records(data[part.offset : behind]):
+            assert record.kind in (1, 2, 3, 4)
+            assert record.klass <= 2
+            assert len(record.data) <= lib.CLAW_RECORD_MAX
 
 
 @settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
@@ -117,7 +136,7 @@ def test_a_damaged_frame_is_refused_or_listed(built, damage, longer):
 
 
 def refused(data: bytes) -> bool:
-    return parse(data)[0] == -errno.EBADMSG
+    return split(data)[0] == -errno.EBADMSG
 
 
 def one(*body: Record, first_seq: int = 0, **change: int) -> bytes:
@@ -190,41 +209,43 @@ def test_a_frame_that_breaks_a_rule_is_refused(why, data):
     ],
 )
 def test_a_frame_at_the_edge_of_a_rule_is_taken(data):
-    assert parse(data)[0] >= 0
+    assert split(data)[0] >= 0
 
 
-def test_more_records_than_there_is_room_for_is_its_own_refusal():
-    data = one(*[TOKEN] * 5)
-    assert parse(data, 5)[0] == 5
-    assert parse(data, 4)[0] == -errno.ENOBUFS
+def test_more_segments_than_there_is_room_for_is_its_own_refusal():
+    data = wire.frame(1, [Segment(number, 1, 0, (TOKEN,)) for number in range(1, 6)])
+    assert split(data, 5)[0] == 5
+    assert split(data, 4)[0] == -errno.ENOBUFS
 
 
-def gather(data: bytes, base: int, items, count: int, room: int):
-    joined, written, used = ffi.new("uint8_t[]", room or 1), ffi.new("uint64_t[]", count), ffi.new("size_t *")
-    memory = ffi.new("uint8_t[]", data)
-    taken = lib.claw_frame_gather(memory, len(data), base, items, count, joined, room, written, used)
-    return taken, bytes(ffi.buffer(joined, used[0])), list(written[0 : max(taken, 0)])
+def run(data: bytes) -> tuple[int, int]:
+    tokens = ffi.new("uint32_t *")
+    kept = ffi.from_buffer(bytearray(data)) if data else ffi.new("uint8_t[1]")
+    return lib.claw_records_run(kept, len(data), tokens), tokens[0]
 
 
-def test_gather_joins_tokens_up_to_the_first_other_record():
-    body = [
-        wire.token(b"ab", written_ns=3),
-        wire.token(b""),
-        wire.token(b"cde", written_ns=2**64 - 1),
-        wire.gap(1),
-        TOKEN,
-    ]
-    data = one(*body)
-    found, items, _ = parse(data)
-    assert gather(data, 0, items, found, 5) == (3, b"abcde", [3, 0, 2**64 - 1])
-    assert gather(data[40:], 40, items, found, 5) == (3, b"abcde", [3, 0, 2**64 - 1])
-    assert gather(data, 0, items + 3, found - 3, 99) == (0, b"", [])
+def join(data: bytes, room: int, count: int):
+    kept = ffi.from_buffer(bytearray(data)) if data else ffi.new("uint8_t[1]")
+    joined, written = ffi.new("uint8_t[]", room or 1), ffi.new("uint64_t[]", count or 1)
+    used = lib.claw_records_join(kept, len(data), joined, room, written, count)
+    return used, bytes(ffi.buffer(joined, max(used, 0))), list(written[0:count])
 
 
-def test_gather_refuses_items_of_another_frame_and_too_little_room():
-    data = one(wire.token(b"ab"), TOKEN)
-    found, items, _ = parse(data)
-    assert gather(data, 0, items, found, 13)[0] == -errno.ENOBUFS
-    assert gather(data[:-5], 0, items, found, 99)[0] == -errno.EBADMSG
-    assert gather(data, 65, items, found, 99)[0] == -errno.EBADMSG
-    assert gather(b"", 0, items, found, 99)[0] == -errno.EBADMSG
+def test_a_run_is_the_tokens_up_to_the_first_other_record_and_joins_to_their_payloads():
+    body = [wire.token(b"ab", written_ns=3), wire.token(b""), wire.token(b"cde", written_ns=2**64 - 1)]
+    packed = b"".join(record.pack() for record in body)
+    whole = packed + wire.gap(1).pack() + TOKEN.pack()
+    assert run(whole) == run(packed) == (len(packed), 3)
+    assert run(wire.gap(1).pack() + packed) == run(b"") == (0, 0)
+    assert join(packed, 5, 3) == join(whole, 5, 3) == (5, b"abcde", [3, 0, 2**64 - 1])
+    assert join(b"", 0, 0)[0] == 0
+
+
+def test_records_that_are_cut_and_too_little_room_are_refused():
+    packed = wire.token(b"ab").pack() + TOKEN.pack()
+    for cut in (1, 4, 5, 23, 25, 39, 41, 48, 71):
+        assert run(packed[:-cut])[0] == -errno.EBADMSG
+        assert join(packed[:-cut], 99, 9)[0] == -errno.EBADMSG
+    assert join(packed, 13, 2)[0] == -errno.ENOBUFS
+    assert join(packed, 14, 1)[0] == -errno.ENOBUFS
+    assert join(packed, 14, 2)[0] == 14

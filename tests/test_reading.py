@@ -32,11 +32,10 @@ class Owner:
 
 def put(inbox: Inbox, first_seq: int, *records: wire.Record, incarnation: int = 7, current: bool = True) -> str | None:
     data = wire.frame(1, [wire.Segment(1, incarnation, first_seq, records)])
-    items = ffi.new("struct claw_item[]", 700)
-    found = lib.claw_frame_parse(ffi.from_buffer(data), len(data), items, 700, ffi.new("uint32_t *"))
-    assert found == len(records)
-    cost = len(data) - wire.HEADER.size - wire.SEGMENT.size
-    return inbox.accept((data, 0, ffi.buffer(items)[: found * 40], cost), incarnation, first_seq, current)
+    part = ffi.new("struct claw_part *")
+    assert lib.claw_frame_split(data, len(data), part, 1, ffi.new("uint32_t *")) == 1
+    page = (data[part.offset : part.offset + part.len], part.first_seq, part.tokens, part.flags)
+    return inbox.accept(page, incarnation, part.end_seq, current)
 
 
 def begin(after: tuple[int, int] | None = None, credit: int = 1 << 20) -> tuple[BaseReading, Inbox]:
@@ -174,6 +173,24 @@ def test_meta_is_parsed_and_bytes_that_are_no_json_are_given_as_they_are():
         put(inbox, 0, wire.opened(meta), wire.token(b"x"))
         drain(reading, lambda: True)
         assert reading.meta == expected
+
+
+def test_what_comes_while_a_batch_is_taken_says_nothing_about_that_batch():
+    reading, inbox = begin(credit=4)  # each page that is used up is told of
+    pieces = [b"x\xf0", b"\x9f\x99", b"\x82b"]
+    seqs = iter(range(1, 3))
+    told = reading._owner._grant
+
+    def grant(inbox: Inbox) -> None:
+        told(inbox)
+        for seq in seqs:
+            put(inbox, seq, wire.token(pieces[seq]))
+            return
+
+    reading._owner._grant = grant
+    put(inbox, 0, wire.token(pieces[0]))
+    assert drain(reading, lambda: True) == (b"".join(pieces), "x🙂b", [0, 1, 2])
+    assert reading.position == "7-2"
 
 
 def test_what_comes_again_is_dropped_and_what_is_new_beside_it_is_kept():

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from clawd.core import lib
@@ -71,6 +71,16 @@ def frame(connection: int, segments: Iterable[Segment]) -> bytes:
     body = b"".join(packed)
     size = HEADER.size + len(body)
     return HEADER.pack(lib.CLAW_FRAME_DATA, lib.CLAW_FRAME_VERSION, len(packed), connection, size, 0) + body
+
+
+def records(body: bytes) -> Iterator[Record]:
+    """The records of a segment that was checked."""
+    at = 0
+    while at < len(body):
+        length, kind, klass, count, ring_seq, written_ns = RECORD.unpack_from(body, at)
+        at += RECORD.size
+        yield Record(kind, body[at : at + length], count, klass, written_ns, ring_seq)
+        at += length + -length % lib.CLAW_SPOOLED_ALIGN
 
 
 def parse_flow(message: bytes) -> Flow:

@@ -65,32 +65,38 @@ struct claw_credit {
 	uint64_t limit; /* record bytes clawd may send of this attachment in all, since attach */
 };
 
-/* One record of a parsed frame */
-struct claw_item {
+/* What a part of a frame is */
+enum {
+	CLAW_PART_PLAIN = 1, /* nothing but TOKENs, one at least */
+	CLAW_PART_BEGUN = 2, /* the text of its last records may end inside a character */
+	CLAW_PART_CLOSES = 4, /* its last record is CLOSE */
+};
+
+/* What a frame has for one attachment: a segment that was checked */
+struct claw_part {
 	uint32_t attachment;
 	uint32_t incarnation;
-	uint64_t seq; /* TOKEN: its own; GAP: the first missing; OPEN and CLOSE: the next token's */
-	uint64_t written_ns;
-	uint32_t offset; /* of the payload in the frame */
-	uint32_t count;
-	uint16_t len;
-	uint8_t kind;
-	uint8_t klass;
-	uint32_t bytes; /* what this record costs of its attachment's credit */
+	uint64_t first_seq; /* of the first TOKEN or GAP */
+	uint64_t end_seq; /* after the last */
+	uint32_t offset; /* of its records in the frame */
+	uint32_t len; /* bytes of its records: what they cost of the attachment's credit */
+	uint32_t tokens;
+	uint32_t flags; /* CLAW_PART_… */
 };
 
 /*
- * Check a data frame and list its records in ret_items. Returns their number, or -EBADMSG for a frame that breaks a
- * rule above, or -ENOBUFS when it holds more than item_count records; ret_items then means nothing. Reads nothing
- * beyond frame[len - 1], at any alignment.
+ * Check a data frame, every record of it, and list its segments in ret_parts. Returns their number, or -EBADMSG for a
+ * frame that breaks a rule above, or -ENOBUFS when it holds more than part_count segments; ret_parts then means nothing.
+ * Reads nothing beyond frame[len - 1], at any alignment.
  */
-int claw_frame_parse(const uint8_t *frame, size_t len, struct claw_item *ret_items, int item_count,
+int claw_frame_split(const uint8_t *frame, size_t len, struct claw_part *ret_parts, int part_count,
 		     uint32_t *ret_connection);
 
 /*
- * Join the payloads of the TOKENs that items start with, up to the first other record, and list their times.
- * `frame` may be a part of the parsed frame: its bytes from offset `base` on. ret_written_ns has room for item_count.
- * Returns the number of tokens, or -EBADMSG for an item outside the frame, or -ENOBUFS when data_len is too small.
+ * The records of a part, or a rest of them that starts with a whole one. Both return bytes, or -EBADMSG when one does not
+ * lie within `len`: how many bytes the TOKENs take that it starts with, ret_tokens of them; and how many their payloads
+ * have, joined in ret_data, with their times in ret_written_ns. -ENOBUFS: data_len or token_count is too small.
  */
-int claw_frame_gather(const uint8_t *frame, size_t len, uint32_t base, const struct claw_item *items, int item_count,
-		      uint8_t *ret_data, size_t data_len, uint64_t *ret_written_ns, size_t *ret_data_len);
+int claw_records_run(const uint8_t *records, size_t len, uint32_t *ret_tokens);
+int claw_records_join(const uint8_t *records, size_t len, uint8_t *ret_data, size_t data_len, uint64_t *ret_written_ns,
+		      uint32_t token_count);

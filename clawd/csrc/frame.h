@@ -12,6 +12,7 @@
 _Static_assert(sizeof(struct claw_frame_header) == 16, "layout of a frame header");
 _Static_assert(sizeof(struct claw_segment) == 24, "layout of a segment");
 _Static_assert(sizeof(struct claw_spooled) == 24, "layout of a spooled record");
+_Static_assert(sizeof(struct claw_part) == 40, "layout of a part");
 _Static_assert(sizeof(struct claw_flow) == 16 && sizeof(struct claw_credit) == 16, "layout of a flow message");
 
 static inline uint32_t claw_spooled_bytes(uint32_t len)

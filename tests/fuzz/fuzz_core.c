@@ -124,45 +124,55 @@ static void put_open(void)
 }
 
 /* What was sent as this token is what the spool has under its number */
-static void check_token(const struct claw_item *item, uint32_t client)
+static void check_token(const struct claw_spooled *token, uint32_t attachment, uint64_t token_seq, uint32_t client)
 {
 	const struct claw_streams *streams = &it.core->streams;
-	uint32_t at = claw_attachment_find(&it.core->outbox, it.clients[client], item->attachment);
+	uint32_t at = claw_attachment_find(&it.core->outbox, it.clients[client], attachment);
 	CHECK(at != CLAW_NONE);
-	uint32_t block = claw_stream_seek(streams, it.core->outbox.attachments[at].stream, item->seq);
+	uint32_t block = claw_stream_seek(streams, it.core->outbox.attachments[at].stream, token_seq);
 	CHECK(block != CLAW_NONE);
 	uint64_t seq = streams->spool->slots[block].first_seq;
 	struct claw_spooled record;
 	for (uint32_t offset = 0;; offset += claw_spooled_bytes(record.len)) {
-		CHECK(offset < streams->spool->slots[block].used && seq <= item->seq);
+		CHECK(offset < streams->spool->slots[block].used && seq <= token_seq);
 		memcpy(&record, claw_spool_records(streams->spool, block) + offset, sizeof(record));
-		if (record.kind == CLAW_TOKEN && seq == item->seq)
+		if (record.kind == CLAW_TOKEN && seq == token_seq)
 			break;
 		seq += record.kind == CLAW_TOKEN ? 1 : record.kind == CLAW_GAP ? record.count : 0;
 	}
-	CHECK(record.written_ns == item->written_ns && record.len == item->len && record.count == item->count);
+	CHECK(record.written_ns == token->written_ns && record.len == token->len && record.count == token->count);
 }
 
-static void check_items(const uint8_t *frame, uint32_t len, uint32_t client)
+static void check_part(const uint8_t *frame, const struct claw_part *part, uint32_t client)
 {
-	static struct claw_item items[1024];
-	uint32_t connection;
-	int count = claw_frame_parse(frame, len, items, 1024, &connection);
-	CHECK(count > 0 && connection == it.clients[client]);
-	for (int i = 0; i < count; i++) {
-		struct reading *reading = &it.readings[items[i].attachment % IDS];
-		CHECK(items[i].attachment && items[i].attachment <= it.ids && reading->client == client);
-		CHECK(reading->known && !reading->ended);
-		if (items[i].kind == CLAW_TOKEN || items[i].kind == CLAW_GAP)
-			CHECK(items[i].seq == reading->expected);
-		if (items[i].kind == CLAW_TOKEN) {
-			check_token(&items[i], client);
-			reading->expected++;
-		}
-		if (items[i].kind == CLAW_GAP)
-			reading->expected += items[i].count;
-		reading->ended |= items[i].kind == CLAW_CLOSE;
+	struct reading *reading = &it.readings[part->attachment % IDS];
+	CHECK(part->attachment && part->attachment <= it.ids && reading->client == client && reading->known);
+	uint64_t seq = part->first_seq;
+	for (uint32_t at = part->offset; at < part->offset + part->len;) {
+		struct claw_spooled record;
+		memcpy(&record, frame + at, sizeof(record));
+		CHECK(!reading->ended);
+		if (record.kind == CLAW_TOKEN || record.kind == CLAW_GAP)
+			CHECK(seq == reading->expected);
+		if (record.kind == CLAW_TOKEN)
+			check_token(&record, part->attachment, seq, client);
+		seq += record.kind == CLAW_TOKEN ? 1 : record.kind == CLAW_GAP ? record.count : 0;
+		if (record.kind == CLAW_TOKEN || record.kind == CLAW_GAP)
+			reading->expected = seq;
+		reading->ended |= record.kind == CLAW_CLOSE;
+		at += claw_spooled_bytes(record.len);
 	}
+	CHECK(seq == part->end_seq);
+}
+
+static void check_frame(const uint8_t *frame, uint32_t len, uint32_t client)
+{
+	static struct claw_part parts[CLAW_FRAME_MAX / sizeof(struct claw_segment)];
+	uint32_t connection;
+	int count = claw_frame_split(frame, len, parts, sizeof(parts) / sizeof(*parts), &connection);
+	CHECK(count > 0 && connection == it.clients[client]);
+	for (int i = 0; i < count; i++)
+		check_part(frame, &parts[i], client);
 }
 
 /*
@@ -221,7 +231,7 @@ static void turn(void)
 		while (client < CLIENTS && it.clients[client] != frame->connection)
 			client++;
 		CHECK(client < CLIENTS);
-		check_items(claw_out(it.core) + frame->offset, frame->len, client);
+		check_frame(claw_out(it.core) + frame->offset, frame->len, client);
 		claw_sent(it.core, claw_out(it.core) + frame->offset, frame->len, it.now_ns);
 		it.charged[client] += frame->len + CLAW_FRAME_CHARGE;
 		CHECK(it.charged[client] - it.acked[client] <= CLAW_WINDOW);
