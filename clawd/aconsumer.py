@@ -99,6 +99,10 @@ class AsyncReading(BaseReading):
         self._owner._check_place()
         return super()._turn_page()
 
+    def _take_batch(self) -> Batch | None:
+        self._owner._check_place()
+        return super()._take_batch()
+
 
 class _LoopWatcher:
     """Stands for the epoll that a link registers its descriptors with."""

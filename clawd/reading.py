@@ -75,7 +75,7 @@ class Batch:
 
     def __init__(self, runs: Sequence[bytes], first_seq: int, count: int, prefix: str, tail: bytes) -> None:
         self.first_seq = first_seq
-        self.last_seq = first_seq + max(0, count - 1)
+        self.last_seq = first_seq + count - 1 if count else first_seq
         self.count = count
         self._runs = runs  # records as they came, TOKENs only
         self._prefix = prefix
@@ -239,12 +239,18 @@ class BaseReading:
 
     def _take_batch(self) -> Batch | None:
         """As `_take`, for all tokens that are here up to the next gap."""
-        pending = self._inbox.pending
+        inbox = self._inbox
+        pending = inbox.pending
         if len(pending) == 1 and pending[0][3] == PLAIN and not self._held and self._at == len(self._records):
-            # What an engine's step mostly is for one stream: whole characters, and nothing that came before
-            self._turn_page()
-            records, seq, count = self._records, self._seq, self._tokens
-            self._at = len(records)
+            # What an engine's step mostly is for one stream: whole characters, and nothing that came before. As
+            # `_turn_page` and all below, without a call
+            inbox.consumed += self._owed
+            self._owed = 0
+            if inbox.offset + inbox.consumed - inbox.limit >= inbox.quarter and inbox.owes_credit():
+                self._owner._grant(inbox)
+            records, seq, count, _ = pending.popleft()
+            self._records = records
+            self._owed = self._at = len(records)
             self._last = self._shown = seq + count - 1
             return Batch((records,), seq, count, "", b"")
         runs: list[bytes] = []
