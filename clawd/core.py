@@ -198,6 +198,10 @@ class Core:
         """Account the tokens of a frame that went out."""
         lib.claw_sent(self._core, ffi.from_buffer(frame), len(frame), sent_ns)
 
+    def sent_frame(self, number: int, sent_ns: int) -> None:
+        """As `sent`, for the frame that stands there in `frames()`."""
+        lib.claw_sent_frame(self._core, number, sent_ns)
+
     def add_ring(self, data_fd: int, ctl_fd: int, event_fd: int, ring_bytes: int, ring_id: int, epoch: int) -> int:
         ring = lib.claw_ring_add(self._core, data_fd, ctl_fd, event_fd, ring_bytes, ring_id, epoch)
         return check(ring, "map a ring")

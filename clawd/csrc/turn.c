@@ -354,6 +354,13 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 	}
 }
 
+void claw_sent_frame(struct claw_core *core, uint32_t number, uint64_t sent_ns)
+{
+	const struct claw_frame *frame = &core->outbox.frames[number];
+	if (number < core->outbox.frame_count)
+		claw_sent(core, core->outbox.out + frame->offset, frame->len, sent_ns);
+}
+
 /* --- clients --- */
 
 uint32_t claw_connect(struct claw_core *core)

@@ -137,6 +137,8 @@ const struct claw_event *claw_events(const struct claw_core *core);
 const uint8_t *claw_out(const struct claw_core *core);
 /* A frame went out at sent_ns: account its tokens. */
 void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint64_t sent_ns);
+/* The same for a frame of the last turn, by its number in claw_frames. */
+void claw_sent_frame(struct claw_core *core, uint32_t number, uint64_t sent_ns);
 
 /* Connections: 0 = no room. The others return 0 or -errno: ENOENT, no such connection. */
 uint32_t claw_connect(struct claw_core *core);

@@ -44,6 +44,7 @@ BACKLOG = 128
 _MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
 _LAST = int(zmq.DONTWAIT)
 _POLLIN = int(zmq.POLLIN)
+_EVENTS = int(zmq.EVENTS)
 
 _ATTACH_CODES = {
     -errno.ENOENT: ("unknown", "no such stream is open"),
@@ -101,6 +102,8 @@ class Relay:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, STRANGER_NS // 1_000_000)
         self._door = Door(self._context, self._socket, per_user, total)
         self._get_option = self._socket.getsockopt
+        # pyzmq's own, below its wrapper for options that are not used here
+        self._send_part = super(zmq.Socket, self._socket).send
         self._by_routing_id: dict[bytes, Connection] = {}
         self._by_number: dict[int, Connection] = {}
         self._by_session: dict[str, Connection] = {}
@@ -147,8 +150,8 @@ class Relay:
     def send_frames(self) -> None:
         """Send what the last turn built, then account it."""
         out = self._core.out
-        sent: list[tuple[memoryview, int]] = []
-        for number, offset, length in self._core.frames():
+        sent: list[tuple[int, int]] = []
+        for index, (number, offset, length) in enumerate(self._core.frames()):
             connection = self._by_number.get(number)
             if connection is None:
                 continue
@@ -156,16 +159,16 @@ class Relay:
             if connection.pending or not self._send(connection, frame):
                 self._keep(connection, bytes(frame))
             else:
-                sent.append((frame, time.monotonic_ns()))
+                sent.append((index, time.monotonic_ns()))
         # After all are out: the last client must not wait for the first one's figures
-        for frame, sent_ns in sent:
-            self._core.sent(frame, sent_ns)
+        for index, sent_ns in sent:
+            self._core.sent_frame(index, sent_ns)
 
     def _send(self, connection: Connection, message: bytes | memoryview) -> bool:
         """False: its queue is full. A connection that is gone is dropped, and counts as sent to."""
         try:
-            self._socket.send(connection.routing_id, _MORE)
-            self._socket.send(message, _LAST)
+            self._send_part(connection.routing_id, _MORE)
+            self._send_part(message, _LAST)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -231,6 +234,8 @@ class Relay:
 
     def timeout_ns(self, longest_ns: int) -> int:
         """How long the loop may sleep as far as the relay is concerned."""
+        if not self._retry_ns and not self._strangers:
+            return longest_ns
         due = [ns for ns in (self._retry_ns, self._strangers and self._strangers[0].since_ns + STRANGER_NS) if ns]
         if not due:
             return longest_ns
@@ -244,7 +249,7 @@ class Relay:
         if self._dropping and not self._drop_parts():
             return True
         for count in range(RECEIVE_MAX):
-            if not int(self._get_option(zmq.EVENTS)) & _POLLIN:
+            if not int(self._get_option(_EVENTS)) & _POLLIN:
                 return more or count > 0
             try:
                 routing_id = self._socket.recv(_LAST)
