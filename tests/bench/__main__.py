@@ -16,11 +16,19 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import producer
+from tests.bench import producer, text
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
 FIGURES = ("p50_us", "p99_us", "held_p50_us", "held_p99_us", "producer_cpu_us", "relay_cpu_us", "receiver_cpu_us")
+
+RATIOS = {
+    "p50": "p50_us",
+    "p99": "p99_us",
+    "tokens/s": "tokens_per_s",
+    "held p50": "held_p50_us",
+    "cpu recv": "receiver_cpu_us",
+}
 
 
 def loads(seconds: float) -> dict[str, Load]:
@@ -46,27 +54,45 @@ def compare(load: Load, paths: tuple[str, ...], rounds: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for path, all_figures in runs.items():
         result[path] = {name: statistics.median(each[name] for each in all_figures) for name in all_figures[0]}
-        result[path]["p50_us_spread"] = [min(e["p50_us"] for e in all_figures), max(e["p50_us"] for e in all_figures)]
+        for name in ("p50_us", "p99_us"):
+            values = [each[name] for each in all_figures]
+            result[path][f"{name}_spread"] = [min(values), max(values)]
         result[path]["lost"] = sum(each["lost"] for each in all_figures)
     return result
 
 
 def show(name: str, result: dict[str, Any]) -> str:
-    header = ("path", "p50", "p99", "spread of p50", "held p50", "held p99", "cpu prod", "relay", "recv", "tokens/s")
+    header = (
+        "path",
+        "p50",
+        "p99",
+        "spread of p50",
+        "of p99",
+        "held p50",
+        "held p99",
+        "cpu prod",
+        "relay",
+        "recv",
+        "tokens/s",
+    )
     rows = []
     for path, each in result.items():
-        low, high = each["p50_us_spread"]
+        spreads = ["{:.0f}-{:.0f}".format(*each[f"{figure}_spread"]) for figure in ("p50_us", "p99_us")]
         micro = [f"{each[figure]:.1f}" if each[figure] < 100 else f"{each[figure]:.0f}" for figure in FIGURES]
-        rows.append((path, *micro[:2], f"{low:.0f}-{high:.0f}", *micro[2:], f"{each['tokens_per_s']:.0f}"))
-    lines = [f"{name} (microseconds; cpu in us a token)", render.table(header, rows, 110)]
-    ours = result["clawd"]
-    for path in ("pyzmq", "engine"):
-        if path in result:
-            other = result[path]
-            p50, p99 = (ours[figure] / other[figure] if other[figure] else 0.0 for figure in ("p50_us", "p99_us"))
-            rate = ours["tokens_per_s"] / other["tokens_per_s"] if other["tokens_per_s"] else 0.0
-            lines.append(f"clawd / {path}: p50 {p50:.2f}x, p99 {p99:.2f}x, tokens/s {rate:.2f}x")
+        rows.append((path, *micro[:2], *spreads, *micro[2:], f"{each['tokens_per_s']:.0f}"))
+    lines = [f"{name} (microseconds; cpu in us a token)", render.table(header, rows, 130)]
+    for path, other in ((path, other) for path in ("clawd", "clawd-tasks") for other in ("pyzmq", "engine")):
+        if path in result and other in result:
+            lines.append(f"{path} / {other}: {ratios(result[path], result[other])}")
     return "\n".join(lines) + "\n"
+
+
+def ratios(ours: dict[str, Any], other: dict[str, Any]) -> str:
+    """Of the medians, and of the processor time of all processes and of the receiving one."""
+    shares = {name: (ours[figure], other[figure]) for name, figure in RATIOS.items()}
+    every = [sum(each[figure] for figure in FIGURES[4:]) for each in (ours, other)]
+    shares["cpu of all"] = (every[0], every[1])
+    return ", ".join(f"{name} {mine / theirs if theirs else 0.0:.2f}x" for name, (mine, theirs) in shares.items())
 
 
 def show_costs(costs: dict[str, Any]) -> str:
@@ -77,14 +103,23 @@ def show_costs(costs: dict[str, Any]) -> str:
     return "producer (microseconds)\n" + render.table(("what", "p50", "p99", "bound"), rows, 110) + "\n"
 
 
+def cpu_list(text: str) -> set[int]:
+    """The CPUs of "0,2"; raises ValueError, which argparse shows, unless this process may use each."""
+    cpus = {int(word) for word in text.split(",")}
+    if not cpus <= os.sched_getaffinity(0):
+        raise ValueError
+    return cpus
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure clawd beside plain pyzmq PUSH/PULL and beside today's engine pattern (msgspec batches into"
         " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
     )
-    what = "relay: written to read; producer: what a write costs (default: both)"
-    parser.add_argument("what", nargs="?", choices=("relay", "producer"), help=what)
+    what = "relay: written to read; producer: what a write costs; text: what a token's class costs (default: all)"
+    parser.add_argument("what", nargs="?", choices=("relay", "producer", "text"), help=what)
+    parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
     parser.add_argument("--load", choices=tuple(loads(1)), action="append", help="only this load; may be repeated")
     parser.add_argument("--path", choices=tuple(PATHS), action="append", help="only this path; may be repeated")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times each path runs (default 5)")
@@ -92,16 +127,21 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="one short round: only that all of it works")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
     options = parser.parse_args()
+    if options.pin:
+        os.sched_setaffinity(0, options.pin)  # inherited by every process of the benchmark
     rounds, seconds = (1, 0.3) if options.smoke else (options.rounds, options.seconds)
     chosen = loads(seconds)
     paths = tuple(options.path or PATHS)
     if "clawd" not in paths:
         parser.error("--path clawd is what the others are compared with")
     results: dict[str, Any] = {}
-    costs = producer.measure(min(seconds, 1.0), min(rounds, 3)) if options.what != "relay" else {}
+    costs = producer.measure(min(seconds, 1.0), min(rounds, 3)) if options.what in (None, "producer") else {}
     if costs and not options.json:
         print(show_costs(costs), flush=True)
-    for name in (options.load or chosen) if options.what != "producer" else ():
+    classes = text.compare(40 if options.smoke else 400) if options.what in (None, "text") else {}
+    if classes and not options.json:
+        print(text.show(classes), flush=True)
+    for name in (options.load or chosen) if options.what in (None, "relay") else ():
         results[name] = compare(chosen[name], paths, rounds)
         if not options.json:
             print(show(name, results[name]), flush=True)
@@ -112,12 +152,14 @@ def main() -> int:
         "libzmq": zmq.zmq_version(),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
-        "pinning": "none",
+        "machine": platform.machine(),
+        "pinning": ",".join(map(str, sorted(options.pin))) if options.pin else "none",
+        "load": round(os.getloadavg()[0], 2),
         "rounds": rounds,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     if options.json:
-        print(json.dumps({"version": 1, "about": about, "producer": costs, "loads": results}))
+        print(json.dumps({"version": 1, "about": about, "producer": costs, "text": classes, "loads": results}))
     else:
         print("  ".join(f"{key} {value}" for key, value in about.items()))
     lost = sum(each["lost"] for result in results.values() for each in result.values())

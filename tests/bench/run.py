@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ PATHS = {  # path: (producer, consumer)
     "pyzmq": ("pyzmq", "pyzmq"),
     "engine": ("engine", "engine"),
 }
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,13 @@ class Load:
     seed: int = 1
 
 
-def cpu_s(pid: int) -> float:
-    """User and system seconds of a process and its threads so far (proc(5), stat fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+def cpu_s(pid: int) -> tuple[float, float]:
+    """Seconds on a processor so far: of a process with all its threads, and of its main thread. In ns from the
+    scheduler: /proc/PID/stat counts ticks of 10 ms.
+    """
+    took = {path.parent.name: path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")}
+    seconds = {thread: int(text.split()[0]) / 1e9 for thread, text in took.items()}
+    return sum(seconds.values()), seconds[str(pid)]
 
 
 @contextmanager
@@ -124,10 +125,10 @@ def _measure(
     children.append(reader)
     writer = Child("producers", writer_name, order)
     children.append(writer)
-    before = cpu_s(pid) if pid else 0.0
+    before = cpu_s(pid) if pid else (0.0, 0.0)
     writer.tell()
     got = reader.figures()
-    relay = cpu_s(pid) - before if pid else 0.0
+    after = cpu_s(pid) if pid else (0.0, 0.0)
     writer.tell()
     wrote = writer.figures()
     a_token = 1e6 / load.count
@@ -139,6 +140,8 @@ def _measure(
         "held_p50_us": wrote["held_p50_us"],
         "held_p99_us": wrote["held_p99_us"],
         "producer_cpu_us": wrote["cpu_s"] * a_token,
-        "relay_cpu_us": relay * a_token,
+        "relay_cpu_us": (after[0] - before[0]) * a_token,
+        "relay_main_cpu_us": (after[1] - before[1]) * a_token,
         "receiver_cpu_us": got["cpu_s"] * a_token,
+        "receiver_main_cpu_us": got["main_cpu_s"] * a_token,
     }

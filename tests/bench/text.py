@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import json
 import mmap
 import os
-import platform
 import struct
 import sys
 import tempfile
@@ -34,6 +32,7 @@ LENGTHS = (3, 6, 3, 3, 9, 6)
 """Of the tokens: the same for every text, so that all copy the same; whole characters of Chinese."""
 COUNT, STREAMS, RECORD = 1024, 8, 64
 RING = COUNT * RECORD
+CORE = ROOT / "clawd" / "_core.abi3.so"
 LOOP = """
 static uint32_t classify(const uint8_t *data, const uint32_t *ends, uint32_t count)
 {
@@ -77,7 +76,7 @@ class Intake:
         ffi, self.lib = core.ffi, core.lib
         limits = {"spool_bytes": 1 << 22, "stream_bytes": 1 << 18, "keep_ns": 1, "max_streams": 64, "max_rings": 1,
                   "max_connections": 1, "max_attachments": 1}  # fmt: skip
-        self.core = self.lib.claw_core_create(ffi.new("struct claw_limits *", limits), ffi.new("int *"))
+        self.core = self.lib.claw_core_create(ffi.new("struct claw_limits *", limits), -1, ffi.new("int *"))
         spool, data, ctl, event = (os.memfd_create(name) for name in ("spool", "data", "ctl", "event"))
         os.ftruncate(spool, limits["spool_bytes"])
         os.ftruncate(data, self.lib.CLAW_PAGE + RING)
@@ -153,39 +152,46 @@ def measure(subjects: dict[str, Callable[[], int]], rounds: int) -> dict[str, di
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="what the class of a token costs")
-    parser.add_argument(
-        "--against", type=Path, metavar="CORE", help="the _core.abi3.so of another build, to set beside"
-    )
-    parser.add_argument("--core", type=Path, default=ROOT / "clawd" / "_core.abi3.so", help="the build to measure")
-    parser.add_argument("--rounds", type=int, default=400, help=f"of {COUNT} tokens each")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+Table = dict[str, dict[str, dict[str, float]]]
+
+
+def compare(rounds: int, core: Path = CORE, against: Path | None = None) -> Table:
+    """What each text costs in each part, in ns a token; the intake of another build beside that of `core`."""
     cuts = {name: tokens(text) for name, text in TEXTS.items()}
     cuts["Chinese, cut anywhere"] = tokens(TEXTS["Chinese"], shift=1)
     built = scanner()
-    results = {"scan alone": measure({name: Scan(built, texts) for name, texts in cuts.items()}, options.rounds)}
-    cores = {"intake": options.core} | ({"intake, other core": options.against} if options.against else {})
+    results = {"scan alone": measure({name: Scan(built, texts) for name, texts in cuts.items()}, rounds)}
+    cores = {"intake": core} | ({"intake, other core": against} if against else {})
     modules = {what: load("clawd._core", path) for what, path in cores.items()}
     subjects = {(name, what): Intake(module, cuts[name]) for name in cuts for what, module in modules.items()}
-    rows = measure({f"{what}: {name}": subject for (name, what), subject in subjects.items()}, options.rounds)
+    rows = measure({f"{what}: {name}": subject for (name, what), subject in subjects.items()}, rounds)
     for what in modules:
         results[what] = {name: rows[f"{what}: {name}"] for name in cuts}
         plain = results[what]["plain"]["ratio"]
         for row in results[what].values():
             row["ratio"] /= plain
-    host = (
-        f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
-    )
-    if options.json:
-        print(json.dumps({"version": 1, "host": host, "rounds": options.rounds, "ns_per_token": results}))
-        return
-    print(f"{host}; median of {options.rounds} interleaved rounds of {COUNT} tokens")
+    return results
+
+
+def show(results: Table) -> str:
+    lines = []
     for what, table in results.items():
-        print(f"\n{what.upper():28}     NS/TOKEN   QUARTILES      TO PLAIN")
+        lines.append(f"{what.upper():28}     NS/TOKEN   QUARTILES      TO PLAIN")
         for name, row in table.items():
-            print(f"  {name:28} {row['ns']:10.2f}   {row['low']:.1f} to {row['high']:.1f}   {row['ratio']:6.3f}")
+            lines.append(f"  {name:28} {row['ns']:10.2f}   {row['low']:.1f} to {row['high']:.1f}   {row['ratio']:6.3f}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what the class of a token costs")
+    parser.add_argument(
+        "--against", type=Path, metavar="CORE", help="the _core.abi3.so of another build, to set beside"
+    )
+    parser.add_argument("--core", type=Path, default=CORE, help="the build to measure")
+    parser.add_argument("--rounds", type=int, default=400, help=f"of {COUNT} tokens each")
+    options = parser.parse_args()
+    print(show(compare(options.rounds, options.core, options.against)))
 
 
 if __name__ == "__main__":
