@@ -25,6 +25,7 @@ NOUNS = (
     "hist",
     "page",
     "text",
+    "pacer",
     "spool",
     "stream",
     "grace",
