@@ -26,6 +26,7 @@ NOUNS = (
     "page",
     "text",
     "pacer",
+    "timers",
     "spool",
     "stream",
     "grace",
