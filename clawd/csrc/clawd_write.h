@@ -158,7 +158,8 @@ static inline int claw_open_stream(struct claw_producer *p, const char *name, si
 	open.requested_ns = requested_ns;
 	open.name_len = (uint16_t)name_len;
 	open.meta_len = (uint16_t)meta_len;
-	open.reserved = 0;
+	open.pace = 0;
+	memset(open.reserved, 0, sizeof(open.reserved));
 	payload = claw_add(&batch, CLAW_OPEN, 0, handle, 0, len);
 	memcpy(payload, &open, sizeof(open));
 	memcpy(payload + sizeof(open), name, name_len);

@@ -25,13 +25,18 @@ static uint64_t middle_of(uint32_t index)
 	return low + ((1ull << octave) >> 1);
 }
 
-void claw_hist_add(struct claw_hist *hist, uint64_t value_ns)
+void claw_hist_add_many(struct claw_hist *hist, uint64_t value_ns, uint64_t count)
 {
-	claw_count(&hist->count, 1);
-	claw_count(&hist->sum_ns, value_ns);
+	claw_count(&hist->count, count);
+	claw_count(&hist->sum_ns, value_ns * count);
 	if (value_ns > hist->max_ns)
 		claw_store_relaxed(&hist->max_ns, value_ns);
-	claw_count(&hist->bucket[bucket_of(value_ns)], 1);
+	claw_count(&hist->bucket[bucket_of(value_ns)], count);
+}
+
+void claw_hist_add(struct claw_hist *hist, uint64_t value_ns)
+{
+	claw_hist_add_many(hist, value_ns, 1);
 }
 
 uint64_t claw_hist_quantile(const struct claw_hist *hist, double share)

@@ -15,5 +15,7 @@ struct claw_hist {
 };
 
 void claw_hist_add(struct claw_hist *hist, uint64_t value_ns);
+/* The same value so many times */
+void claw_hist_add_many(struct claw_hist *hist, uint64_t value_ns, uint64_t count);
 /* The middle of the bucket that holds the given share of all values, share in 0 … 1; 0 when empty */
 uint64_t claw_hist_quantile(const struct claw_hist *hist, double share);

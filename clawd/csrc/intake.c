@@ -108,7 +108,8 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 		return result;
 	memcpy(&open, core->scratch, sizeof(open));
 	const uint8_t *name = core->scratch + sizeof(open);
-	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.reserved ||
+	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.pace > CLAW_PACE_STEADY || open.reserved[0] ||
+	    open.reserved[1] || open.reserved[2] ||
 	    record->len != sizeof(open) + (uint32_t)open.name_len + open.meta_len || !claw_is_text(name, open.name_len))
 		return -CLAW_BAD_OPEN;
 	if (is_known(ring, record)) {
@@ -149,6 +150,7 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 		refuse(core, ring, record, stream, CLAW_STOPPED_EXISTS);
 		return 0;
 	}
+	streams->table[stream].pace = open.pace;
 	if (claw_stream_open(streams, stream, (uint32_t)(ring - core->rings), ring->ring_id, record, open.requested_ns,
 			     name + open.name_len, open.meta_len) < 0) {
 		refuse(core, ring, record, stream, CLAW_STOPPED_NO_SPACE);

@@ -48,12 +48,14 @@ struct claw_connection {
 	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
 	uint8_t ready; /* is in the list of connections with something to send */
 	uint8_t blocked; /* its socket took no more */
+	uint8_t congested; /* its window was full when there was something to send */
 	uint8_t overtaken; /* frames in a row that its NORMAL queue waited through, at most CLAW_OVERTAKES */
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
 	uint32_t attachments; /* first in its list */
 	uint32_t attachment_count;
 	struct claw_list queue[CLAW_QUEUES];
 	struct claw_page_peer peer;
+	struct claw_network network;
 };
 
 struct claw_outbox {

@@ -13,9 +13,10 @@
  * Times are ns of one monotonic clock, rates tokens in 1,000 s.
  */
 enum {
-	CLAW_PACE_OFF = 0,
-	CLAW_PACE_SMOOTH = 1,
-	CLAW_PACE_STEADY = 2,
+	CLAW_PACE_DEFAULT = 0, /* as configured; for a stream that makes no choice of its own */
+	CLAW_PACE_OFF = 1,
+	CLAW_PACE_SMOOTH = 2,
+	CLAW_PACE_STEADY = 3,
 	CLAW_PACER_RUNS = 16,
 	CLAW_SEND_BUFFER = 5, /* tokens; what is more waits behind it (O5: 3 to 5) */
 };

@@ -15,6 +15,11 @@ void claw_outbox_wake(struct claw_outbox *outbox)
 		stream->dirty = 0;
 		if (stream->state == CLAW_STREAM_FREE || stream->state == CLAW_STREAM_AWAITED)
 			continue;
+		/* All that came is held by its pacer */
+		if (stream->state == CLAW_STREAM_LIVE && stream->told_seq == stream->released_seq && stream->told)
+			continue;
+		stream->told_seq = stream->released_seq;
+		stream->told = 1;
 		for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream)
 			claw_attachment_queue(outbox, at);
 	}
@@ -74,11 +79,11 @@ static int put_gap(struct claw_outbox *outbox, struct segment *segment, struct c
  * holds them as they go on the wire. Returns what stopped it; FILL_DRY = the end of the block.
  */
 static enum fill put_run(struct segment *segment, struct claw_attachment *attachment, const uint8_t *records,
-			 uint32_t end)
+			 uint32_t end, uint64_t released_seq)
 {
 	uint32_t from = attachment->offset;
 	enum fill result = FILL_DRY;
-	while (attachment->offset < end) {
+	while (attachment->offset < end && attachment->next_seq < released_seq) {
 		struct claw_spooled header;
 		memcpy(&header, records + attachment->offset, sizeof(header));
 		uint32_t bytes = claw_spooled_bytes(header.len);
@@ -151,6 +156,8 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 			};
 			return put(segment, attachment, &header, stream->row.reason) ? FILL_END : FILL_ROOM;
 		}
+		if (attachment->next_seq >= stream->released_seq)
+			return FILL_DRY;
 		if (attachment->credit_used >= attachment->credit_limit)
 			return FILL_CREDIT;
 		uint32_t block = attachment->block;
@@ -172,7 +179,8 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 			attachment->block_serial = spool->slots[block].serial;
 			attachment->offset = offset;
 		}
-		enum fill result = put_run(segment, attachment, claw_spool_records(spool, block), spool->slots[block].used);
+		enum fill result = put_run(segment, attachment, claw_spool_records(spool, block), spool->slots[block].used,
+					   stream->released_seq);
 		if (result != FILL_DRY)
 			return result;
 	}
@@ -273,8 +281,10 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		if (outbox->ready.head == CLAW_NONE)
 			outbox->ready.tail = CLAW_NONE;
 		connection->ready = 0;
-		if (!may_send(connection))
+		if (!may_send(connection)) {
+			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
 			continue; /* an ack, or its socket, makes it ready again */
+		}
 		uint32_t len = build_frame(outbox, connection, outbox->out + outbox->out_bytes);
 		if (!len)
 			continue;
@@ -286,6 +296,8 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		outbox->out_bytes += len;
 		if (next_queue(connection) != CLAW_QUEUE_NONE)
 			claw_connection_ready(outbox, index);
+		else
+			connection->congested = 0;
 	}
 	return 0;
 }

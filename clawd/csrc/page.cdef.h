@@ -61,6 +61,9 @@ struct claw_totals {
 	uint64_t frames;
 	uint64_t frame_bytes;
 	uint64_t sent; /* tokens handed to ZeroMQ, once a reader */
+	uint64_t paced_slower, paced_high_water, paced_low_water, paced_delay_jump; /* what pacers noticed: CLAW_PACED_… */
+	uint64_t segments; /* runs of one stream's tokens in frames: sent ÷ segments is how many a reader gets at once */
+	uint64_t segment_max; /* tokens, the most in one */
 	uint64_t odd_clock; /* written times that are not in the past hour: left out of the histograms */
 	uint64_t events_missed;
 	uint64_t streams_live;
@@ -79,7 +82,10 @@ enum {
 	CLAW_HIST_COMMIT = 0, /* written → committed */
 	CLAW_HIST_SEND = 1, /* written → sent, each token and reader */
 	CLAW_HIST_FIRST = 2, /* requested (else OPEN) → sent, first tokens */
-	CLAW_HIST_COUNT = 3,
+	CLAW_HIST_HELD = 3, /* committed → released: what the pacer added, 0 where it is off */
+	CLAW_HIST_GAP_RAW = 4, /* between a stream's tokens, as they were committed */
+	CLAW_HIST_GAP = 5, /* as they were released */
+	CLAW_HIST_COUNT = 6,
 };
 
 /* What changes with each token is the first 64 bytes. Bytes of a name or a reason beyond their length mean nothing. */

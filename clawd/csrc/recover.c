@@ -271,7 +271,10 @@ static uint64_t restore(struct claw_streams *streams, uint32_t index, uint64_t n
 	row->requested_ns = header->requested_ns;
 	row->opened_ns = first.opened_ns;
 	row->first_sent_ns = header->first_sent_ns;
+	/* What the pacer held was held long enough */
+	stream->arrived_seq = stream->released_seq = stream->flush_seq = stream->next_seq;
 	stream->grace_ms = header->grace_ms;
+	stream->pace = header->pace <= CLAW_PACE_STEADY ? (uint8_t)header->pace : CLAW_PACE_DEFAULT;
 	if (first.tokens) {
 		row->first_written_ns = first.first_written_ns;
 		stream->critical_until = first.first_seq + 1;

@@ -93,7 +93,8 @@ struct claw_open {
 	uint64_t requested_ns; /* CLOCK_MONOTONIC when the answer was asked for; 0 = not known */
 	uint16_t name_len;
 	uint16_t meta_len;
-	uint32_t reserved; /* 0 */
+	uint8_t pace; /* CLAW_PACE_…: how to pace it; 0 = as clawd is told to */
+	uint8_t reserved[3]; /* 0 */
 };
 
 struct claw_ctl {

@@ -41,6 +41,6 @@ struct claw_block {
 	uint64_t ended_ns; /* when it ended, if the spool had no room for its CLOSE */
 	uint64_t first_sent_ns;
 	uint32_t grace_ms; /* nobody reads it for so long = it is cancelled; 0 = never */
-	uint32_t reserved;
+	uint32_t pace; /* CLAW_PACE_… that it was opened with, or told since */
 	uint8_t name[256];
 };

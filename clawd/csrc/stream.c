@@ -167,6 +167,7 @@ static void forget(struct claw_streams *streams, uint32_t index, uint64_t now_ns
 	/* The first one first: to a start after a crash the others are nothing without it */
 	while (stream->block_count)
 		claw_stream_free_block(streams, index, stream->first_block);
+	stream->flush_seq = stream->next_seq;
 	set_state(streams, stream, CLAW_STREAM_GONE);
 	stream->deadline_ns = now_ns + streams->keep_ns;
 	list_add(streams, &streams->gone, index);
@@ -295,6 +296,7 @@ static uint32_t add_block(struct claw_streams *streams, uint32_t index)
 	header->tokens = stream->row.tokens;
 	header->text_bytes = stream->row.text_bytes;
 	header->grace_ms = stream->grace_ms;
+	header->pace = stream->pace;
 	memcpy(header->name, stream->row.name, stream->row.name_len);
 	return block;
 }
@@ -319,14 +321,17 @@ void claw_stream_commit(struct claw_streams *streams, uint32_t index, const stru
 		stream->next_seq++;
 		stream->row.tokens++;
 		stream->row.text_bytes += spooled->len;
-		if (spooled->klass == CLAW_CRITICAL)
+		if (spooled->klass == CLAW_CRITICAL) {
 			stream->critical_until = stream->next_seq;
-		else if (spooled->klass == CLAW_HIGH)
+			stream->flush_seq = stream->next_seq;
+		}
+		if (spooled->klass == CLAW_HIGH)
 			stream->high_until = stream->next_seq;
 		if (!stream->row.first_written_ns)
 			stream->row.first_written_ns = spooled->written_ns;
 	} else if (spooled->kind == CLAW_GAP) {
 		stream->next_seq += spooled->count;
+		stream->flush_seq = stream->next_seq;
 	}
 	if (spooled->ring_seq)
 		stream->ring_seq = spooled->ring_seq;
@@ -338,6 +343,7 @@ void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t cou
 {
 	struct claw_stream *stream = &streams->table[index];
 	stream->next_seq += count;
+	stream->flush_seq = stream->next_seq;
 	stream->ring_seq = ring_seq;
 	remember_seq(streams, stream);
 	stream->shut = 1;
@@ -459,7 +465,16 @@ void claw_streams_expire(struct claw_streams *streams, uint64_t now_ns)
 {
 	while (streams->ended.head != CLAW_NONE && streams->table[streams->ended.head].deadline_ns <= now_ns) {
 		uint32_t index = streams->ended.head;
-		forget(streams, index, now_ns);
+		struct claw_stream *stream = &streams->table[index];
+		if (stream->released_seq < stream->next_seq) {
+			/* Its pacer is that far behind: what it holds goes now, and readers get their time for it */
+			stream->flush_seq = stream->next_seq;
+			list_remove(streams, &streams->ended, index);
+			stream->deadline_ns = now_ns + streams->keep_ns;
+			list_add(streams, &streams->ended, index);
+		} else {
+			forget(streams, index, now_ns);
+		}
 		claw_stream_mark(streams, index);
 	}
 	uint32_t index = streams->gone.head;

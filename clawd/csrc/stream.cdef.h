@@ -27,4 +27,5 @@ struct claw_stream_row {
 	uint64_t ended_ns;
 	uint64_t first_written_ns; /* 0 = no token yet */
 	uint64_t first_sent_ns;
+	uint64_t lag_ns; /* how long its pacer held what it released last */
 };

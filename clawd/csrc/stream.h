@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "pacer.h"
 #include "page.h"
 #include "grace.h"
 #include "hash.h"
@@ -23,6 +24,11 @@ struct claw_stream {
 	uint32_t older, younger; /* ENDED: in the order of their ends; GONE: likewise */
 	uint64_t stream_id;
 	uint64_t next_seq;
+	uint64_t arrived_seq; /* after the last token its pacer knows of */
+	uint64_t last_arrived_ns, last_released_ns; /* tokens, for the gaps */
+	uint64_t flush_seq; /* what is before is not held: an urgent token, a gap */
+	uint64_t released_seq; /* readers may have what is before */
+	uint64_t told_seq; /* as of when its attachments were woken last */
 	uint64_t critical_until; /* sequence after the last CRITICAL token */
 	uint64_t high_until; /* and the last HIGH one */
 	struct claw_text text; /* as far as it was written */
@@ -34,6 +40,9 @@ struct claw_stream {
 	uint16_t handle;
 	uint8_t dirty; /* has records that its attachments were not woken for */
 	uint8_t shut; /* the last block takes no more: what came after it was dropped or evicted */
+	uint8_t pace; /* CLAW_PACE_… that it was opened with, or told since */
+	uint8_t paced; /* its pacer has started */
+	uint8_t told; /* its attachments were woken once: for OPEN */
 	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
 	uint32_t next_dirty, next_unshown;
 	uint32_t first_block, last_block;

@@ -38,6 +38,8 @@ struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd
 		result = claw_streams_init(&core->streams, &core->spool, limits->max_streams, limits->keep_ns,
 					   limits->stream_bytes);
 	if (!result)
+		result = claw_pacing_init(&core->pacing, limits->max_streams);
+	if (!result)
 		result = claw_outbox_init(&core->outbox, &core->streams, limits->max_connections,
 					  limits->max_attachments);
 	core->outbox.attachments_per_user = limits->user_attachments;
@@ -59,6 +61,7 @@ void claw_core_destroy(struct claw_core *core)
 			claw_ring_unmap(core, &core->rings[i]);
 	free(core->orphans);
 	claw_outbox_deinit(&core->outbox);
+	claw_pacing_deinit(&core->pacing, core->limits.max_streams);
 	claw_streams_deinit(&core->streams);
 	claw_spool_deinit(&core->spool);
 	claw_page_deinit(&core->page);
@@ -271,6 +274,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	/* To the next whole second: a thousand short answers that end are not a thousand wake-ups a minute later */
 	uint64_t due = claw_streams_due(&core->streams, now_ns);
 	core->expire_ns = due ? (due / second_ns + 1) * second_ns : 0;
+	claw_pacing_turn(core, now_ns);
 	claw_outbox_wake(&core->outbox);
 	more |= claw_outbox_build(&core->outbox);
 	claw_count(&core->totals->frames, core->outbox.frame_count);

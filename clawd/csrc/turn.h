@@ -7,6 +7,7 @@
 
 #include "drain.h"
 #include "outbox.h"
+#include "pacing.h"
 
 #include "turn.cdef.h"
 
@@ -49,6 +50,7 @@ struct claw_core {
 	struct claw_spool spool;
 	struct claw_streams streams;
 	struct claw_outbox outbox;
+	struct claw_pacing pacing;
 	struct claw_ring *rings;
 	uint32_t ring_used; /* entries ever used */
 	uint32_t ring_first; /* whose turn it is to be first */

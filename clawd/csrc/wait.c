@@ -114,6 +114,7 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 		timeout_ns = 0;
 	if (timeout_ns != 0) {
 		timeout_ns = earlier(timeout_ns, core->expire_ns);
+		timeout_ns = earlier(timeout_ns, claw_pacing_due(&core->pacing));
 		timeout_ns = earlier(timeout_ns, core->outbox.unmet_ns);
 		timeout_ns = earlier(timeout_ns, claw_grace_due(&core->streams));
 		timeout_ns = earlier(timeout_ns, muted_ns);

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the intake and the outbox: which of the tokens that came may readers have by now? */
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "barrier.h"
+#include "reserve.h"
+#include "turn.h"
+
+enum {
+	EARLY_NS = 500000, /* what is due so soon goes now: no reader can tell, and it bounds the wake-ups a second */
+	RATE_MAX = 1000000000, /* a million tokens a second */
+};
+
+int claw_pacing_init(struct claw_pacing *ret_pacing, uint32_t max_streams)
+{
+	/* O2, O7 and W7, until the configuration comes */
+	ret_pacing->mode = CLAW_PACE_OFF;
+	ret_pacing->pace = (struct claw_pace){
+		.max_delay_ns = 200000000,
+		.timeout_ns = 50000000,
+		.prefetch = 3,
+		.bucket = 50,
+		.refill_rate = 30000,
+		.leak_rate = 45000,
+		.burst_rate = 80000,
+		.burst = 8,
+	};
+	ret_pacing->pacers = claw_reserve((uint64_t)max_streams * sizeof(struct claw_pacer));
+	int result = claw_timers_init(&ret_pacing->timers, max_streams);
+	return ret_pacing->pacers ? result : -ENOMEM;
+}
+
+void claw_pacing_deinit(struct claw_pacing *pacing, uint32_t max_streams)
+{
+	if (pacing->pacers)
+		munmap(pacing->pacers, (uint64_t)max_streams * sizeof(struct claw_pacer));
+	claw_timers_deinit(&pacing->timers);
+	pacing->pacers = NULL;
+}
+
+static void count_noticed(struct claw_core *core, uint32_t noticed)
+{
+	if (!noticed)
+		return;
+	claw_count(&core->totals->paced_slower, !!(noticed & CLAW_PACED_SLOWER));
+	claw_count(&core->totals->paced_high_water, !!(noticed & CLAW_PACED_HIGH_WATER));
+	claw_count(&core->totals->paced_low_water, !!(noticed & CLAW_PACED_LOW_WATER));
+	claw_count(&core->totals->paced_delay_jump, !!(noticed & CLAW_PACED_DELAY_JUMP));
+}
+
+/* A token goes out as fast as the worst way to any of its stream's readers allows */
+static struct claw_network network_of(const struct claw_core *core, const struct claw_stream *stream)
+{
+	const struct claw_outbox *outbox = &core->outbox;
+	struct claw_network worst = { 0 };
+	for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream) {
+		const struct claw_connection *connection = &outbox->connections[outbox->attachments[at].connection];
+		const struct claw_network *network = &connection->network;
+		if (network->loss_ppm > worst.loss_ppm)
+			worst.loss_ppm = network->loss_ppm;
+		if (network->jitter_us > worst.jitter_us)
+			worst.jitter_us = network->jitter_us;
+		worst.congested |= network->congested | connection->congested;
+	}
+	return worst;
+}
+
+static void start(const struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer, uint64_t now_ns)
+{
+	const struct claw_pacing *pacing = &core->pacing;
+	uint32_t mode = stream->pace != CLAW_PACE_DEFAULT ? stream->pace : pacing->mode;
+	if (!stream->paced) {
+		claw_pacer_init(pacer, mode, &pacing->pace, now_ns);
+		stream->paced = 1;
+	} else if (pacer->mode != mode) {
+		claw_pacer_mode(pacer, mode, &pacing->pace, now_ns);
+	}
+}
+
+static void arrive(struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer, uint64_t now_ns)
+{
+	if (stream->arrived_seq >= stream->next_seq)
+		return;
+	uint64_t count = stream->next_seq - stream->arrived_seq;
+	stream->arrived_seq = stream->next_seq;
+	if (pacer->run_tokens) {
+		claw_hist_add(&core->page.hists[CLAW_HIST_GAP_RAW], now_ns - stream->last_arrived_ns);
+		claw_hist_add_many(&core->page.hists[CLAW_HIST_GAP_RAW], 0, count - 1);
+	}
+	stream->last_arrived_ns = now_ns;
+	count_noticed(core, claw_pacer_arrive(pacer, now_ns, (uint32_t)count, 0));
+}
+
+/* One token of those that arrived goes to readers */
+static void release(struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer,
+		    const struct claw_network *network, uint64_t now_ns)
+{
+	uint64_t held_ns;
+	count_noticed(core, claw_pacer_release(pacer, &core->pacing.pace, network, now_ns, &held_ns));
+	stream->released_seq++;
+	claw_hist_add(&core->page.hists[CLAW_HIST_HELD], held_ns);
+	if (stream->last_released_ns)
+		claw_hist_add(&core->page.hists[CLAW_HIST_GAP], now_ns - stream->last_released_ns);
+	stream->last_released_ns = now_ns;
+	if (held_ns > stream->row.lag_ns)
+		stream->row.lag_ns = held_ns;
+}
+
+/* Whatever is before flush_seq goes, held or not. It may be a gap of any length, so it is not counted one by one. */
+static void flush(struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer, uint64_t now_ns)
+{
+	const struct claw_network quiet = { 0 };
+	while (pacer->queued && stream->released_seq < stream->flush_seq)
+		release(core, stream, pacer, &quiet, now_ns);
+	if (stream->released_seq < stream->flush_seq)
+		stream->released_seq = stream->flush_seq;
+	if (stream->arrived_seq < stream->flush_seq)
+		stream->arrived_seq = stream->flush_seq;
+}
+
+static void step(struct claw_core *core, uint32_t index, uint64_t now_ns)
+{
+	struct claw_stream *stream = &core->streams.table[index];
+	struct claw_pacing *pacing = &core->pacing;
+	struct claw_pacer *pacer = &pacing->pacers[index];
+	if (stream->state != CLAW_STREAM_LIVE && stream->state != CLAW_STREAM_ENDED) {
+		stream->arrived_seq = stream->released_seq = stream->next_seq;
+		claw_timers_set(&pacing->timers, index, 0);
+		return;
+	}
+	start(core, stream, pacer, now_ns);
+	if (stream->released_seq < stream->flush_seq)
+		flush(core, stream, pacer, now_ns);
+	arrive(core, stream, pacer, now_ns);
+	uint64_t due_ns = claw_pacer_due(pacer, &pacing->pace);
+	if (due_ns <= now_ns + EARLY_NS) {
+		struct claw_network network = { 0 };
+		if (pacer->mode == CLAW_PACE_STEADY)
+			network = network_of(core, stream);
+		stream->row.lag_ns = 0;
+		do {
+			release(core, stream, pacer, &network, now_ns);
+			due_ns = claw_pacer_due(pacer, &pacing->pace);
+		} while (due_ns <= now_ns + EARLY_NS);
+	}
+	claw_timers_set(&pacing->timers, index, pacer->queued ? due_ns : 0);
+}
+
+void claw_pacing_turn(struct claw_core *core, uint64_t now_ns)
+{
+	struct claw_pacing *pacing = &core->pacing;
+	struct claw_streams *streams = &core->streams;
+	for (;;) {
+		uint32_t index = claw_timers_due(&pacing->timers, now_ns + EARLY_NS);
+		if (index == UINT32_MAX)
+			break;
+		claw_timers_set(&pacing->timers, index, 0);
+		claw_stream_mark(streams, index);
+	}
+	for (uint32_t at = streams->dirty.head; at != CLAW_NONE; at = streams->table[at].next_dirty)
+		step(core, at, now_ns);
+}
+
+/* Whoever holds something looks again by the new rules in the next turn */
+static void look_again(struct claw_core *core)
+{
+	const struct claw_timers *timers = &core->pacing.timers;
+	for (uint32_t i = 0; i < timers->count; i++)
+		claw_stream_mark(&core->streams, timers->heap[i]);
+	core->pending = 1;
+}
+
+static int is_rate(uint32_t rate)
+{
+	return rate >= 1000 && rate <= RATE_MAX;
+}
+
+int claw_core_pace(struct claw_core *core, uint32_t mode, const struct claw_pace *pace)
+{
+	const uint64_t hour_ns = 3600000000000;
+	if (mode == CLAW_PACE_DEFAULT || mode > CLAW_PACE_STEADY || pace->max_delay_ns > hour_ns ||
+	    pace->timeout_ns > hour_ns || !pace->prefetch || pace->prefetch > CLAW_PACER_RUNS || pace->bucket < 5 ||
+	    pace->bucket > 1000000 || !is_rate(pace->refill_rate) || !is_rate(pace->leak_rate) ||
+	    !is_rate(pace->burst_rate) || pace->burst > 1000000)
+		return -EINVAL;
+	core->pacing.mode = mode;
+	core->pacing.pace = *pace;
+	look_again(core);
+	return 0;
+}
+
+int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t name_len, uint32_t mode)
+{
+	uint32_t index = claw_stream_find(&core->streams, name, name_len);
+	if (index == CLAW_NONE || mode > CLAW_PACE_STEADY)
+		return -ENOENT;
+	struct claw_stream *stream = &core->streams.table[index];
+	stream->pace = (uint8_t)mode;
+	if (stream->first_block != CLAW_NONE)
+		claw_spool_block(&core->spool, stream->first_block)->pace = mode;
+	claw_stream_mark(&core->streams, index);
+	core->pending = 1;
+	return 0;
+}
+
+int claw_connection_network(struct claw_core *core, uint32_t connection, const struct claw_network *network)
+{
+	uint32_t index = connection & UINT16_MAX;
+	if (!connection || index >= core->outbox.connection_used || core->outbox.connections[index].id != connection)
+		return -ENOENT;
+	core->outbox.connections[index].network = *network;
+	return 0;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pacing: every stream's pacer, when the next one has something to release, and what that came to. */
+struct claw_core;
+
+/*
+ * How to pace from now on: `mode` for streams that made no choice of their own, `pace` for all. Tokens that are held go by
+ * the new rules. 0, or -EINVAL for what makes no sense, with nothing changed.
+ */
+int claw_core_pace(struct claw_core *core, uint32_t mode, const struct claw_pace *pace);
+/* Pace one stream so, whatever it was opened with; CLAW_PACE_DEFAULT: as configured. 0, or -ENOENT. */
+int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t name_len, uint32_t mode);
+/* What is known of the way to a client. 0, or -ENOENT. */
+int claw_connection_network(struct claw_core *core, uint32_t connection, const struct claw_network *network);
