@@ -14,6 +14,9 @@ from typing import Any
 from clawd import units
 from clawd.errors import ConfigError
 
+PACES = ("off", "smooth", "steady")
+"""How a stream's tokens are spread over time (csrc/pacer.cdef.h)."""
+
 
 def default_runtime_dir() -> Path:
     """$CLAWD_RUNTIME_DIR, else /run/clawd: where daemon, producers and clients meet."""
@@ -40,6 +43,8 @@ DIRECTORY = Kind("DIR", _parse_path, str)
 SIZE = Kind("SIZE", units.parse_bytes, units.format_bytes)
 TIME = Kind("TIME", units.parse_duration, units.format_duration)
 COUNT = Kind("N", units.parse_count, str)
+RATE = Kind("N", units.parse_count, str)
+PACE = Kind("off|smooth|steady", lambda text: units.parse_choice(text, PACES), str, "off, smooth or steady")
 SWITCH = Kind("on|off", units.parse_switch, units.format_switch, "on or off")
 
 
@@ -209,8 +214,8 @@ class Config:
         "stream",
         COUNT,
         "3",
-        "tokens the pacer looks ahead; no pacer in this version",
-        "Read and checked, so that a file that has it loads; nothing uses it yet.",
+        "how far the pacer looks ahead",
+        "In arrivals when smooth, in tokens of a window when steady.",
         low="1",
         high="8",
         reload=True,
@@ -219,12 +224,72 @@ class Config:
         "stream",
         TIME,
         "50ms",
-        "how long the pacer waits for a token; no pacer in this version",
-        "Read and checked, so that a file that has it loads; nothing uses it yet.",
+        "how long a token may wait for its window when steady",
+        "The window is full with prefetch_window tokens.",
         low="1ms",
         high="10s",
         reload=True,
     )
+    pace: str = _row(
+        "pace",
+        PACE,
+        "smooth",
+        "how tokens of a stream are spread over time",
+        "off: as they come. smooth: as fast as the producer makes them, without its jitter; several that come at once"
+        " leave one by one. steady: at a bounded rate, whatever the producer does. An engine may choose for a stream as"
+        " it opens it; `clawctl pace` changes it while it runs.",
+        reload=True,
+    )
+    max_delay: int = _row(
+        "pace",
+        TIME,
+        "200ms",
+        "how long smooth may hold a token",
+        "An even stream is not held at all.",
+        low="1ms",
+        high="10s",
+        reload=True,
+    )
+    bucket: int = _row(
+        "pace",
+        COUNT,
+        "50",
+        "tokens a stream may have saved up when steady",
+        "Full at the start. From a fifth down the rate falls to refill_rate.",
+        low="5",
+        high="100000",
+        reload=True,
+    )
+    refill_rate: int = _row(
+        "pace",
+        RATE,
+        "30",
+        "tokens a second that a steady stream settles on",
+        "Less with what the way to the reader loses and with its jitter.",
+        low="1",
+        high="100000",
+        reload=True,
+    )
+    leak_rate: int = _row(
+        "pace",
+        RATE,
+        "45",
+        "tokens a second that a steady stream makes from what it saved",
+        low="1",
+        high="100000",
+        reload=True,
+    )
+    burst_rate: int = _row(
+        "pace",
+        RATE,
+        "80",
+        "tokens a second in a burst when steady",
+        "While its send buffer of five is nearly full, and burst tokens long.",
+        low="1",
+        high="100000",
+        reload=True,
+    )
+    burst: int = _row("pace", COUNT, "8", "tokens a burst may have when steady", low="1", high="10000", reload=True)
     tcp_fastopen: bool = _row(
         "network",
         SWITCH,
@@ -277,7 +342,11 @@ def _settings() -> tuple[Setting, ...]:
 SETTINGS = _settings()
 """Every row, in the order of help and README."""
 ROWS = {row.key: row for row in SETTINGS}
-AT_MOST = (("stream_bytes", "spool_bytes"),)
+AT_MOST = (
+    ("stream_bytes", "spool_bytes"),
+    ("refill_rate", "leak_rate"),
+    ("leak_rate", "burst_rate"),
+)
 """Pairs of keys of which the first may not be more than the second."""
 
 

@@ -97,6 +97,28 @@ class Label:
         )
 
 
+PACE_MODES = {
+    "default": lib.CLAW_PACE_DEFAULT,
+    "off": lib.CLAW_PACE_OFF,
+    "smooth": lib.CLAW_PACE_SMOOTH,
+    "steady": lib.CLAW_PACE_STEADY,
+}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How to pace: a struct claw_pace. Times in ns, rates in tokens a 1,000 s."""
+
+    max_delay_ns: int
+    timeout_ns: int
+    prefetch: int
+    bucket: int
+    refill_rate: int
+    leak_rate: int
+    burst_rate: int
+    burst: int
+
+
 class Core:
     """The daemon's half of the core: rings, spool, outbox, one turn at a time. Not thread-safe."""
 
@@ -150,6 +172,15 @@ class Core:
         """Change these two while it runs, also for the streams that are there."""
         check(lib.claw_core_limit(self._core, stream_bytes, keep_ns), "change the limits")
 
+    def pace(self, mode: str, pace: Pace) -> None:
+        """Pace streams so from now on: `mode` those that made no choice of their own."""
+        row = ffi.new("struct claw_pace *", vars(pace))
+        check(lib.claw_core_pace(self._core, PACE_MODES[mode], row), "pace streams so")
+
+    def pace_stream(self, name: bytes, mode: str) -> bool:
+        """Pace one stream so, `default` as all others. False: there is none of this name."""
+        return bool(lib.claw_core_pace_stream(self._core, name, len(name), PACE_MODES[mode]) == 0)
+
     def drain(self) -> None:
         """From now on no stream opens: the engine is told `stopping`. Those that live go on."""
         lib.claw_core_drain(self._core)
@@ -175,9 +206,9 @@ class Core:
             return []
         return list(self._tags[0 : check(count, "wait")])
 
-    def turn(self) -> bool:
-        """One turn. True: there is more to do at once."""
-        return bool(lib.claw_turn(self._core, time.monotonic_ns()))
+    def turn(self, now_ns: int | None = None) -> bool:
+        """One turn, as of now unless told otherwise. True: there is more to do at once."""
+        return bool(lib.claw_turn(self._core, time.monotonic_ns() if now_ns is None else now_ns))
 
     def frames(self) -> list[tuple[int, int, int]]:
         """What to send after a turn: (connection, offset in `out`, length)."""

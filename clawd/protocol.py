@@ -120,6 +120,24 @@ class StreamCancelled:
 
 
 @dataclass(frozen=True)
+class SetPace:
+    """Pace a stream by `mode` (`off`, `smooth`, `steady`, `default`), or without a stream all that made no choice of
+    their own, until the configuration is read again. For root and clawd's own user. Answered by `PaceSet`, or by a
+    `Failure` with code `denied` or `unknown`.
+    """
+
+    op = "set_pace"
+    mode: str = _checked(_text(16))
+    stream: str | None = _checked(_or_none(_text(NAME_MAX)), None)
+
+
+@dataclass(frozen=True)
+class PaceSet:
+    op = "pace_set"
+    mode: str = _checked(_text(16))
+
+
+@dataclass(frozen=True)
 class Settings:
     """Ask which settings are in effect. Answered by `InEffect`."""
 
@@ -258,6 +276,8 @@ Message = (
     | Welcome
     | CancelStream
     | StreamCancelled
+    | SetPace
+    | PaceSet
     | Settings
     | InEffect
     | Reload
@@ -274,7 +294,7 @@ Message = (
 )
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, Settings, Reload, Stop)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 

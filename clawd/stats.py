@@ -31,11 +31,16 @@ ROLE = {
     lib.CLAW_ROLE_ADMIN: "admin",
 }
 
+PACE = {lib.CLAW_PACE_OFF: "off", lib.CLAW_PACE_SMOOTH: "smooth", lib.CLAW_PACE_STEADY: "steady"}
+
 _TOTALS = [name for name, _ in ffi.typeof("struct claw_totals").fields]
 _HISTS = (
     ("written_to_committed", lib.CLAW_HIST_COMMIT),
     ("written_to_sent", lib.CLAW_HIST_SEND),
     ("first_token", lib.CLAW_HIST_FIRST),
+    ("held", lib.CLAW_HIST_HELD),
+    ("gap_raw", lib.CLAW_HIST_GAP_RAW),
+    ("gap", lib.CLAW_HIST_GAP),
 )
 
 
@@ -88,6 +93,9 @@ def _stream(row: Any) -> dict[str, Any]:
         "incarnation": row.incarnation,
         "reason": text(row.reason, row.reason_len) or None,
         "next_seq": row.next_seq,
+        "released_seq": row.released_seq,
+        "pace": PACE.get(row.pace),
+        "lag_ms": row.lag_ms,
         "tokens": row.tokens,
         "text_bytes": row.text_bytes,
         "spool_bytes": row.spool_bytes,

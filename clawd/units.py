@@ -53,6 +53,14 @@ def parse_switch(text: str) -> bool:
     return value
 
 
+def parse_choice(text: str, choices: tuple[str, ...]) -> str:
+    """One of some words. Raises ConfigError."""
+    value = text.strip()
+    if value not in choices:
+        raise ConfigError(f'"{text}" is none of them', f"write {' or '.join(choices)}")
+    return value
+
+
 def _format(value: int, units: Mapping[str, int]) -> str:
     fitting = [(size, name) for name, size in units.items() if value % size == 0 and value >= size]
     size, name = max(fitting)

@@ -73,10 +73,13 @@ class RingWriter:
         self.seq += 1
         return self.seq - 1
 
-    def open(self, handle: int, name: str | bytes, meta: bytes = b"", requested_ns: int = 0) -> int:
+    def open(self, handle: int, name: str | bytes, meta: bytes = b"", requested_ns: int = 0, pace: int = 0) -> int:
         label = name.encode() if isinstance(name, str) else name
         return self.put(
-            lib.CLAW_OPEN, handle, struct.pack("<QHHI", requested_ns, len(label), len(meta), 0) + label + meta, count=0
+            lib.CLAW_OPEN,
+            handle,
+            struct.pack("<QHHI", requested_ns, len(label), len(meta), pace) + label + meta,
+            count=0,
         )
 
     def write(self, handle: int, text: bytes, *, urgent: bool = False) -> int:
@@ -172,9 +175,9 @@ class Rig:
         yield
         sleeper.join()
 
-    def turn(self) -> list[Item]:
+    def turn(self, now_ns: int | None = None) -> list[Item]:
         """One turn: what it sends, record by record."""
-        self.core.turn()
+        self.core.turn(now_ns)
         frames = self.core.frames()
         self.frames = [bytes(self.core.out[offset : offset + length]) for _, offset, length in frames]
         for number, _, length in frames:

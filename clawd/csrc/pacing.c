@@ -84,10 +84,9 @@ static void arrive(struct claw_core *core, struct claw_stream *stream, struct cl
 		return;
 	uint64_t count = stream->next_seq - stream->arrived_seq;
 	stream->arrived_seq = stream->next_seq;
-	if (pacer->run_tokens) {
+	if (stream->last_arrived_ns)
 		claw_hist_add(&core->page.hists[CLAW_HIST_GAP_RAW], now_ns - stream->last_arrived_ns);
-		claw_hist_add_many(&core->page.hists[CLAW_HIST_GAP_RAW], 0, count - 1);
-	}
+	claw_hist_add_many(&core->page.hists[CLAW_HIST_GAP_RAW], 0, count - 1);
 	stream->last_arrived_ns = now_ns;
 	count_noticed(core, claw_pacer_arrive(pacer, now_ns, (uint32_t)count, 0));
 }
@@ -115,8 +114,10 @@ static void flush(struct claw_core *core, struct claw_stream *stream, struct cla
 		release(core, stream, pacer, &quiet, now_ns);
 	if (stream->released_seq < stream->flush_seq)
 		stream->released_seq = stream->flush_seq;
-	if (stream->arrived_seq < stream->flush_seq)
+	if (stream->arrived_seq < stream->flush_seq) {
 		stream->arrived_seq = stream->flush_seq;
+		pacer->released_ns = now_ns;
+	}
 }
 
 static void step(struct claw_core *core, uint32_t index, uint64_t now_ns)

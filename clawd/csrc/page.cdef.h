@@ -88,7 +88,7 @@ enum {
 	CLAW_HIST_COUNT = 6,
 };
 
-/* What changes with each token is the first 64 bytes. Bytes of a name or a reason beyond their length mean nothing. */
+/* What changes with each token is the first 80 bytes. Bytes of a name or a reason beyond their length mean nothing. */
 struct claw_page_stream {
 	uint64_t seq;
 	uint32_t state; /* CLAW_STREAM_…; FREE = no stream here */
@@ -100,6 +100,9 @@ struct claw_page_stream {
 	uint64_t text_bytes;
 	uint64_t spool_bytes;
 	uint64_t first_sent_ns;
+	uint64_t released_seq; /* from here on its pacer holds them */
+	uint32_t lag_ms; /* how long it held what it released last */
+	uint32_t pace; /* CLAW_PACE_… that counts for it, DEFAULT = before its first token */
 	uint64_t requested_ns; /* 0 = not told */
 	uint64_t opened_ns;
 	uint64_t ended_ns;

@@ -12,8 +12,8 @@
 
 _Static_assert(sizeof(struct claw_page_header) == 472, "layout of a page's header");
 _Static_assert(offsetof(struct claw_page_header, bytes) == 8, "the words every layout has");
-_Static_assert(sizeof(struct claw_page_stream) == 448, "layout of a stream's row");
-_Static_assert(offsetof(struct claw_page_stream, requested_ns) == 64, "what changes often is one line");
+_Static_assert(sizeof(struct claw_page_stream) == 464, "layout of a stream's row");
+_Static_assert(offsetof(struct claw_page_stream, requested_ns) == 80, "what changes often comes first");
 _Static_assert(offsetof(struct claw_page_ring, peer) == 64, "what changes often is one line");
 _Static_assert(sizeof(struct claw_page_ring) == 152, "layout of a ring's row");
 _Static_assert(sizeof(struct claw_page_connection) == 128, "layout of a connection's row");

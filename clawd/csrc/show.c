@@ -21,6 +21,10 @@ static void show_stream(struct claw_core *core, uint32_t index, int whole)
 	shown.text_bytes = row->text_bytes;
 	shown.spool_bytes = row->spool_bytes;
 	shown.first_sent_ns = row->first_sent_ns;
+	shown.released_seq = stream->released_seq;
+	uint64_t lag_ms = row->lag_ns / 1000000;
+	shown.lag_ms = lag_ms < UINT32_MAX ? (uint32_t)lag_ms : UINT32_MAX;
+	shown.pace = stream->paced ? core->pacing.pacers[index].mode : CLAW_PACE_DEFAULT;
 	if (whole) {
 		shown.requested_ns = row->requested_ns;
 		shown.opened_ns = row->opened_ns;

@@ -323,7 +323,8 @@ void claw_stream_commit(struct claw_streams *streams, uint32_t index, const stru
 		stream->row.text_bytes += spooled->len;
 		if (spooled->klass == CLAW_CRITICAL) {
 			stream->critical_until = stream->next_seq;
-			stream->flush_seq = stream->next_seq;
+			if (stream->next_seq > 1) /* the first one is not held as it is, and what comes with it may be */
+				stream->flush_seq = stream->next_seq;
 		}
 		if (spooled->klass == CLAW_HIGH)
 			stream->high_until = stream->next_seq;

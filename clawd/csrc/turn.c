@@ -340,7 +340,7 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 		struct claw_segment segment;
 		memcpy(&segment, frame + at, sizeof(segment));
 		at += sizeof(segment);
-		uint64_t seq = segment.first_seq;
+		uint64_t seq = segment.first_seq, tokens = 0;
 		for (uint32_t end = at + segment.len; at < end;) {
 			struct claw_spooled record;
 			memcpy(&record, frame + at, sizeof(record));
@@ -349,12 +349,16 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 				seq += record.count;
 			if (record.kind != CLAW_TOKEN)
 				continue;
+			tokens++;
 			claw_count(&core->totals->sent, 1);
 			claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
 			CLAW_FAILPOINT("sent");
 			if (seq++ == 0)
 				first_sent(core, frame_header.connection, segment.attachment, sent_ns);
 		}
+		claw_count(&core->totals->segments, tokens != 0);
+		if (tokens > core->totals->segment_max)
+			claw_store_relaxed(&core->totals->segment_max, tokens);
 	}
 }
 

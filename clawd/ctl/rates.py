@@ -16,6 +16,9 @@ _HISTS = (
     ("written_to_committed", lib.CLAW_HIST_COMMIT),
     ("written_to_sent", lib.CLAW_HIST_SEND),
     ("first_token", lib.CLAW_HIST_FIRST),
+    ("held", lib.CLAW_HIST_HELD),
+    ("gap_raw", lib.CLAW_HIST_GAP_RAW),
+    ("gap", lib.CLAW_HIST_GAP),
 )
 _BUCKETS_AT = ffi.offsetof("struct claw_hist", "bucket")
 

@@ -34,8 +34,10 @@ def show(value: dict[str, Any]) -> str:
             row["tokens"],
             render.size(row["text_bytes"]),
             row["attachments"],
+            row["pace"] or render.ABSENT,
+            f"{row['lag_ms']} ms",
             render.duration(row["first_token_ns"]),
         )
         for row in value["streams"]
     ]
-    return render.table(("name", "state", "tokens", "bytes", "readers", "first token"), rows)
+    return render.table(("name", "state", "tokens", "bytes", "readers", "pace", "held", "first token"), rows)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clawd import __version__, log, protocol, sd
-from clawd.config import RELAY_SLACK, Config, files_needed
-from clawd.core import Core, Limits, guard, lib, page_bytes
+from clawd.config import PACES, RELAY_SLACK, Config, files_needed
+from clawd.core import Core, Limits, Pace, guard, lib, page_bytes
 from clawd.errors import HostError
 from clawd.page import stats_name
 from clawd.server import memory, recovery
@@ -144,6 +144,7 @@ class Loop:
         self._drain_until_ns = 0
         self._received = False
         self._epoch = epoch
+        core.pace(settings.config.pace, pace_of(settings.config))
         self._registry = Registry(core, settings.config, instance, epoch, adopted, self._answer)
         self._relay = Relay(core, self._registry.sessions, *relay_room(settings.config))
 
@@ -208,6 +209,8 @@ class Loop:
 
     def _answer(self, request: protocol.Message) -> protocol.Message:
         """To what the registry has found allowed."""
+        if isinstance(request, protocol.SetPace):
+            return self._set_pace(request)
         if isinstance(request, protocol.Stop):
             self.is_discarding = self.is_discarding or request.discard
             return self._stop_later(request.drain_ms)
@@ -223,6 +226,16 @@ class Loop:
             self._stopping = True
         return protocol.Stopping(self._core.refresh_totals().streams_live if drain_ms else 0)
 
+    def _set_pace(self, request: protocol.SetPace) -> protocol.Message:
+        if request.mode not in (*PACES, "default") or (request.stream is None and request.mode == "default"):
+            return protocol.Failure(code="bad_request", text=f'"{request.mode}" is no way to pace')
+        if request.stream is None:
+            self._core.pace(request.mode, pace_of(self._settings.config))
+        elif not self._core.pace_stream(request.stream.encode(), request.mode):
+            return protocol.Failure(code="unknown", text=f'no stream "{request.stream}" is known')
+        log.event("pace set", mode=request.mode, stream=request.stream)
+        return protocol.PaceSet(request.mode)
+
     def _reload(self) -> protocol.Reloaded:
         """Read the configuration again, and change what can be changed while running."""
         sd.reloading()
@@ -232,6 +245,7 @@ class Loop:
 
     def _apply(self, config: Config) -> None:
         self._core.limit(stream_bytes=config.stream_bytes, keep_ns=config.keep)
+        self._core.pace(config.pace, pace_of(config))
         self._registry.config = config
 
     @contextmanager
@@ -282,6 +296,20 @@ class Loop:
                 break
         self._relay.close()
         log.event("stopped")
+
+
+def pace_of(config: Config) -> Pace:
+    """The pacer's settings as the core takes them: its rates are tokens in 1,000 s."""
+    return Pace(
+        max_delay_ns=config.max_delay,
+        timeout_ns=config.timeout,
+        prefetch=config.prefetch_window,
+        bucket=config.bucket,
+        refill_rate=1000 * config.refill_rate,
+        leak_rate=1000 * config.leak_rate,
+        burst_rate=1000 * config.burst_rate,
+        burst=config.burst,
+    )
 
 
 def drain_signals(woken: socket.socket) -> bytes:

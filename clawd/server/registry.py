@@ -34,6 +34,7 @@ and clawd's own user, whose orders are always taken.
 ADMINS_ONLY: dict[type[protocol.Message], str] = {
     protocol.Reload: "reload the configuration",
     protocol.Stop: "stop clawd",
+    protocol.SetPace: "set a pace",
 }
 PACKETS_MAX = 16
 """Packets read of one connection a turn."""
@@ -203,7 +204,7 @@ class Registry:
         if peer.role == "producer":
             raise ProtocolError("a producer sends nothing after hello")
         message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
-        if isinstance(message, protocol.Settings | protocol.Reload | protocol.Stop):
+        if isinstance(message, protocol.Settings | protocol.Reload | protocol.Stop | protocol.SetPace):
             self._answer(peer, message)
             return
         if isinstance(message, protocol.CancelStream):
