@@ -181,6 +181,15 @@ class Core:
         """Pace one stream so, `default` as all others. False: there is none of this name."""
         return bool(lib.claw_core_pace_stream(self._core, name, len(name), PACE_MODES[mode]) == 0)
 
+    def pressure(self, level: int) -> None:
+        """Tell every engine how short the host is of processor time: 0 not … 3 most."""
+        check(lib.claw_core_pressure(self._core, level), "tell the pressure")
+
+    def network(self, connection: int, *, loss_ppm: int = 0, jitter_us: int = 0, congested: bool = False) -> None:
+        """What is known of the way to a client."""
+        row = ffi.new("struct claw_network *", (loss_ppm, jitter_us, congested))
+        check(lib.claw_connection_network(self._core, connection, row), "note a client's network")
+
     def drain(self) -> None:
         """From now on no stream opens: the engine is told `stopping`. Those that live go on."""
         lib.claw_core_drain(self._core)

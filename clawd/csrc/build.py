@@ -32,6 +32,7 @@ NOUNS = (
     "grace",
     "outbox",
     "pacing",
+    "hints",
     "pack",
     "share",
     "intake",

@@ -76,6 +76,7 @@ struct claw_outbox {
 	struct claw_frame *frames;
 	uint32_t frame_count, out_bytes;
 	uint64_t gaps; /* GAPs told to readers */
+	uint32_t congested; /* a connection became so since anybody looked */
 };
 
 int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *streams, uint32_t connection_max,

@@ -9,6 +9,7 @@
 
 enum {
 	EARLY_NS = 500000, /* what is due so soon goes now: no reader can tell, and it bounds the wake-ups a second */
+	LAG_NS = 1000000000, /* of which the engine should hear */
 	RATE_MAX = 1000000000, /* a million tokens a second */
 };
 
@@ -104,6 +105,13 @@ static void release(struct claw_core *core, struct claw_stream *stream, struct c
 	stream->last_released_ns = now_ns;
 	if (held_ns > stream->row.lag_ns)
 		stream->row.lag_ns = held_ns;
+	if (stream->ring != CLAW_NONE && (held_ns >= LAG_NS || network->congested)) {
+		struct claw_hints *hints = &core->rings[stream->ring].hints;
+		if (held_ns > hints->lag_ns)
+			hints->lag_ns = held_ns;
+		if (!core->hints_due_ns)
+			core->hints_due_ns = now_ns;
+	}
 }
 
 /* Whatever is before flush_seq goes, held or not. It may be a gap of any length, so it is not counted one by one. */

@@ -283,6 +283,7 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		connection->ready = 0;
 		if (!may_send(connection)) {
 			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
+			outbox->congested |= connection->congested;
 			continue; /* an ack, or its socket, makes it ready again */
 		}
 		uint32_t len = build_frame(outbox, connection, outbox->out + outbox->out_bytes);

@@ -54,6 +54,14 @@ enum {
 	CLAW_STOPPED_DRAINING = 5, /* clawd is about to stop */
 };
 
+/* claw_ctl.hint_reason: why clawd would like less */
+enum {
+	CLAW_HINT_NONE = 0,
+	CLAW_HINT_LAG = 1, /* a stream is made faster than its pace allows */
+	CLAW_HINT_CONGESTED = 2, /* a reader does not take what is sent */
+	CLAW_HINT_PRESSURE = 3, /* the host is short of processor time */
+};
+
 /* claw_attached.status */
 enum {
 	CLAW_ATTACH_OK = 0,

@@ -275,6 +275,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	uint64_t due = claw_streams_due(&core->streams, now_ns);
 	core->expire_ns = due ? (due / second_ns + 1) * second_ns : 0;
 	claw_pacing_turn(core, now_ns);
+	claw_hints_turn(core, now_ns);
 	claw_outbox_wake(&core->outbox);
 	more |= claw_outbox_build(&core->outbox);
 	claw_count(&core->totals->frames, core->outbox.frame_count);

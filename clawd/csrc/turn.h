@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "drain.h"
+#include "hints.h"
 #include "outbox.h"
 #include "pacing.h"
 
@@ -27,6 +28,7 @@ struct claw_ring {
 	uint32_t idle_wakes; /* in a row that brought nothing */
 	uint64_t mute_ns; /* how long it is not listened to next time; 0 = it never stormed */
 	uint64_t muted_until_ns; /* 0 = it is listened to */
+	struct claw_hints hints;
 	struct claw_drain drain;
 	/*
 	 * Stream index, CLAW_NONE = not open, CLAW_DISCARD = clawd ended it, CLOSE not seen yet, CLAW_UNSURE = either of the
@@ -58,6 +60,8 @@ struct claw_core {
 	int pending; /* the last turn left something undone */
 	int draining; /* no stream opens any more */
 	uint64_t expire_ns; /* next deadline of a stream, 0 = none */
+	uint64_t hints_due_ns; /* when to look what engines should hear, 0 = there is nothing */
+	uint32_t pressure; /* as told by claw_core_pressure */
 	struct claw_orphan *orphans; /* streams that a start found, in the order of their rings, until those are adopted */
 	uint32_t orphan_count;
 	uint32_t polled; /* rings that are */

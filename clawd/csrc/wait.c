@@ -115,6 +115,7 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 	if (timeout_ns != 0) {
 		timeout_ns = earlier(timeout_ns, core->expire_ns);
 		timeout_ns = earlier(timeout_ns, claw_pacing_due(&core->pacing));
+		timeout_ns = earlier(timeout_ns, core->hints_due_ns);
 		timeout_ns = earlier(timeout_ns, core->outbox.unmet_ns);
 		timeout_ns = earlier(timeout_ns, claw_grace_due(&core->streams));
 		timeout_ns = earlier(timeout_ns, muted_ns);

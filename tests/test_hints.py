@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hints upstream: an engine that is too fast, a reader that does not take, a host under pressure."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawd.core import lib
+from clawd.errors import CoreError
+from tests.pace_model import MS, SECOND
+from tests.rig import RingWriter
+from tests.test_pacing import paced, write
+
+LAG, CONGESTED, PRESSURE = lib.CLAW_HINT_LAG, lib.CLAW_HINT_CONGESTED, lib.CLAW_HINT_PRESSURE
+NOTHING = (0, 0, 0)
+
+
+def hint(ring: RingWriter) -> tuple[int, int, int]:
+    assert ring.ctl.hint_seq % 2 == 0
+    return ring.ctl.target_rate, ring.ctl.degrade, ring.ctl.hint_reason
+
+
+def test_a_stream_that_lags_asks_for_less_and_takes_it_back() -> None:
+    with paced("steady") as (clock, ring):
+        ring.open(1, "s")
+        write(ring, 1, 150)
+        clock.run(900 * MS)
+        assert hint(ring) == NOTHING
+        clock.run(2 * SECOND)
+        assert hint(ring) == (30_000, 1, LAG)
+        write(ring, 1, 300)
+        clock.run(9 * SECOND)
+        assert hint(ring) == (30_000, 2, LAG)
+        clock.run(12 * SECOND)
+        assert hint(ring) == NOTHING
+
+
+def test_only_the_ring_that_lags_is_told() -> None:
+    with paced("steady") as (clock, ring):
+        other = clock.rig.ring()
+        ring.open(1, "s")
+        other.open(1, "t")
+        write(ring, 1, 150)
+        write(other, 1, 3)
+        clock.run(3 * SECOND)
+        assert hint(ring)[1] == 1
+        assert hint(other) == NOTHING
+
+
+def test_a_reader_that_does_not_take_is_told_to_the_engine() -> None:
+    with paced("off") as (clock, ring):
+        clock.read("s")
+        ring.open(1, "s")
+        for _ in range(8):
+            for _ in range(100):
+                ring.write(1, bytes(500))
+            clock.rig.turn(clock.now)  # nothing is acked
+            clock.now += 100 * MS
+        assert hint(ring) == (0, 1, CONGESTED)
+        clock.rig.ack(clock.number, clock.rig.charged[clock.number])
+        for _ in range(200):
+            clock.turn()
+            clock.now += 20 * MS
+        assert hint(ring) == NOTHING
+
+
+def test_pressure_is_told_to_all() -> None:
+    with paced("off") as (clock, ring):
+        other = clock.rig.ring()
+        clock.rig.core.pressure(2)
+        clock.turn()
+        assert hint(ring) == hint(other) == (0, 2, PRESSURE)
+        clock.rig.core.pressure(0)
+        clock.run(500 * MS)
+        assert hint(ring)[1] == 2, "it wavers"
+        clock.run(SECOND)
+        assert hint(ring) == hint(other) == NOTHING
+        with pytest.raises(CoreError):
+            clock.rig.core.pressure(4)
