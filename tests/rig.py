@@ -114,6 +114,7 @@ class Rig:
     limits: dict[str, int] = field(default_factory=dict)
     page_fd: int = -1
     frames: list[bytes] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)  # of the last turn's frames, as they were sent
     charged: dict[int, int] = field(default_factory=dict)
     writers: list[RingWriter] = field(default_factory=list)
 
@@ -182,6 +183,8 @@ class Rig:
         self.frames = [bytes(self.core.out[offset : offset + length]) for _, offset, length in frames]
         for number, _, length in frames:
             self.charged[number] = self.charged.get(number, 0) + length + lib.CLAW_FRAME_CHARGE
+        self.kinds = [frame[0] for frame in self.frames]
+        self.frames = [unpacked(frame) for frame in self.frames]
         return [item for frame in self.frames for item in parse(frame)]
 
     def turns(self) -> list[Item]:
@@ -197,6 +200,16 @@ class Rig:
         rows = list((credits or {}).items())
         message = struct.pack("<BBHIQ", lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, len(rows), number, total)
         return self.core.flow(number, message + b"".join(struct.pack("<IIQ", id, 0, limit) for id, limit in rows))
+
+
+def unpacked(frame: bytes) -> bytes:
+    """The data frame, however it was sent."""
+    if frame[0] != lib.CLAW_FRAME_PACKED:
+        return frame
+    out = ffi.new("uint8_t[]", lib.CLAW_FRAME_MAX)
+    length = lib.claw_frame_unpack(frame, len(frame), out, lib.CLAW_FRAME_MAX)
+    assert length > 0, f"bad packed frame: {length}"
+    return bytes(ffi.buffer(out, length))
 
 
 def parse(frame: bytes) -> list[Item]:

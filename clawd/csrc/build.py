@@ -17,6 +17,7 @@ SOURCE = Path(__file__).resolve().parent
 NOUNS = (
     "ring",
     "frame",
+    "compact",
     "producer",
     "guard",
     "failpoint",

@@ -9,6 +9,7 @@
  */
 enum {
 	CLAW_FRAME_DATA = 0xda, /* first byte of a data frame; JSON starts with '{' */
+	CLAW_FRAME_PACKED = 0xdb, /* of one in compact encoding: claw_frame_unpack makes a data frame of it */
 	CLAW_FRAME_FLOW = 0xf1, /* first byte of a flow message */
 	CLAW_FRAME_VERSION = 1,
 	CLAW_FRAME_MAX = 16384,

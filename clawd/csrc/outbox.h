@@ -49,6 +49,7 @@ struct claw_connection {
 	uint8_t ready; /* is in the list of connections with something to send */
 	uint8_t blocked; /* its socket took no more */
 	uint8_t congested; /* its window was full when there was something to send */
+	uint8_t compact; /* since then it has not caught up: its frames are packed */
 	uint8_t overtaken; /* frames in a row that its NORMAL queue waited through, at most CLAW_OVERTAKES */
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
 	uint32_t attachments; /* first in its list */
@@ -77,6 +78,8 @@ struct claw_outbox {
 	uint32_t frame_count, out_bytes;
 	uint64_t gaps; /* GAPs told to readers */
 	uint32_t congested; /* a connection became so since anybody looked */
+	uint64_t saved_bytes; /* by compact encoding */
+	uint8_t packed[CLAW_FRAME_MAX];
 };
 
 int claw_outbox_init(struct claw_outbox *ret_outbox, struct claw_streams *streams, uint32_t connection_max,

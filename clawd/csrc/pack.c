@@ -2,6 +2,7 @@
 /* Packing: from what each attachment has not had yet to the frames of this turn. */
 #include <string.h>
 
+#include "compact.h"
 #include "outbox.h"
 
 void claw_outbox_wake(struct claw_outbox *outbox)
@@ -257,9 +258,19 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 		.len = used,
 	};
 	memcpy(out, &header, sizeof(header));
-	connection->charged += used + CLAW_FRAME_CHARGE;
 	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);
 	return used;
+}
+
+/* In compact encoding, if that is shorter */
+static uint32_t shorten(struct claw_outbox *outbox, uint8_t *frame, uint32_t len)
+{
+	int packed = claw_frame_pack(frame, len, outbox->packed, sizeof(outbox->packed));
+	if (!packed)
+		return len;
+	outbox->saved_bytes += len - (uint32_t)packed;
+	memcpy(frame, outbox->packed, (size_t)packed);
+	return (uint32_t)packed;
 }
 
 static int may_send(const struct claw_connection *connection)
@@ -283,12 +294,18 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		connection->ready = 0;
 		if (!may_send(connection)) {
 			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
+			/* Until it has caught up for good: processor time for bytes, where bytes are what is short */
+			connection->compact |= connection->congested;
 			outbox->congested |= connection->congested;
 			continue; /* an ack, or its socket, makes it ready again */
 		}
-		uint32_t len = build_frame(outbox, connection, outbox->out + outbox->out_bytes);
+		uint8_t *out = outbox->out + outbox->out_bytes;
+		uint32_t len = build_frame(outbox, connection, out);
 		if (!len)
 			continue;
+		if (connection->compact)
+			len = shorten(outbox, out, len);
+		connection->charged += len + CLAW_FRAME_CHARGE;
 		outbox->frames[outbox->frame_count++] = (struct claw_frame){
 			.connection = connection->id,
 			.offset = outbox->out_bytes,
@@ -298,7 +315,7 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		if (next_queue(connection) != CLAW_QUEUE_NONE)
 			claw_connection_ready(outbox, index);
 		else
-			connection->congested = 0;
+			connection->congested = connection->compact = 0;
 	}
 	return 0;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "barrier.h"
+#include "compact.h"
 #include "failpoint.h"
 
 struct claw_core *claw_core_create(const struct claw_limits *limits, int page_fd, int *ret_error)
@@ -335,6 +336,10 @@ static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id,
 void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint64_t sent_ns)
 {
 	struct claw_frame_header frame_header;
+	if (frame[0] == CLAW_FRAME_PACKED) {
+		len = (uint32_t)claw_frame_unpack(frame, len, core->unpacked, sizeof(core->unpacked));
+		frame = core->unpacked;
+	}
 	memcpy(&frame_header, frame, sizeof(frame_header));
 	uint32_t at = sizeof(frame_header);
 	while (at < len) {

@@ -70,6 +70,7 @@ struct claw_core {
 	struct claw_page page;
 	struct claw_totals *totals; /* in the page, as are the histograms */
 	uint8_t scratch[CLAW_RECORD_MAX];
+	uint8_t unpacked[CLAW_FRAME_MAX];
 };
 
 void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);

@@ -46,6 +46,7 @@ _LAST = int(zmq.DONTWAIT)
 _POLLIN = int(zmq.POLLIN)
 _EVENTS = int(zmq.EVENTS)
 
+_FRAMES = (lib.CLAW_FRAME_DATA, lib.CLAW_FRAME_PACKED)
 _ATTACH_CODES = {
     -errno.ENOENT: ("unknown", "no such stream is open"),
     -errno.ESTALE: ("gone", "the stream ended and is not kept any more"),
@@ -202,7 +203,7 @@ class Relay:
             if not self._send(connection, message) or not connection.pending:  # full, or gone and dropped
                 return
             connection.pending.popleft()
-            if message[0] == lib.CLAW_FRAME_DATA:
+            if message[0] in _FRAMES:
                 self._core.sent(message, time.monotonic_ns())
         self._waiting.discard(connection)
         if connection.number in self._by_number:
