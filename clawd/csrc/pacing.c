@@ -149,6 +149,8 @@ static void step(struct claw_core *core, uint32_t index, uint64_t now_ns)
 			network = network_of(core, stream);
 		stream->row.lag_ns = 0;
 		do {
+			claw_hist_add(&core->page.hists[CLAW_HIST_RELEASE],
+				      now_ns > due_ns ? now_ns - due_ns : due_ns - now_ns);
 			release(core, stream, pacer, &network, now_ns);
 			due_ns = claw_pacer_due(pacer, &pacing->pace);
 		} while (due_ns <= now_ns + EARLY_NS);

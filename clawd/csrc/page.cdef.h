@@ -86,7 +86,8 @@ enum {
 	CLAW_HIST_HELD = 3, /* committed → released: what the pacer added, 0 where it is off */
 	CLAW_HIST_GAP_RAW = 4, /* between a stream's tokens, as they were committed */
 	CLAW_HIST_GAP = 5, /* as they were released */
-	CLAW_HIST_COUNT = 6,
+	CLAW_HIST_RELEASE = 6, /* how far from when it was due a token was released */
+	CLAW_HIST_COUNT = 7,
 };
 
 /* What changes with each token is the first 80 bytes. Bytes of a name or a reason beyond their length mean nothing. */

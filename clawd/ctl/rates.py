@@ -19,6 +19,7 @@ _HISTS = (
     ("held", lib.CLAW_HIST_HELD),
     ("gap_raw", lib.CLAW_HIST_GAP_RAW),
     ("gap", lib.CLAW_HIST_GAP),
+    ("release_error", lib.CLAW_HIST_RELEASE),
 )
 _BUCKETS_AT = ffi.offsetof("struct claw_hist", "bucket")
 
