@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scripts/bench pacing`: what the pacer does to arrivals that look like life, through real processes and sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawd import stats
+from clawd.core import lib
+from clawd.ctl import render
+from clawd.page import Page
+from clawd.server import memory
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+
+
+def even(rate: float, seconds: float) -> list[int]:
+    return [int(i * SECOND / rate) for i in range(int(rate * seconds))]
+
+
+def jittery(rate: float, seconds: float, sigma_ms: float, luck: random.Random) -> list[int]:
+    """An even grid, each token late by its own chance; order is kept."""
+    times, latest = [], 0
+    for at in even(rate, seconds):
+        latest = max(latest, int(at + (50 + luck.gauss(0, sigma_ms)) * MS))
+        times.append(latest)
+    return times
+
+
+def surge(rate: float, seconds: float) -> list[int]:
+    """Even, but three times as fast for one second."""
+    calm = even(rate, seconds / 2)
+    fast = [calm[-1] + at for at in even(3 * rate, 1)[1:]]
+    return calm + fast + [fast[-1] + at for at in even(rate, max(4, seconds / 2))[1:]]
+
+
+def heaps(seconds: float, size: int, every_ms: int) -> list[int]:
+    return [i // size * every_ms * MS for i in range(int(seconds * 1000 / every_ms) * size)]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """`streams` streams, each with its own arrivals, from `producers` processes."""
+
+    arrivals: Callable[[random.Random, float], list[int]]
+    streams: int = 10
+    producers: int = 1
+    busy: bool = False
+    figures: tuple[str, ...] = ("gap_sigma_ms", "within_15", "held_p50_ms", "held_p99_ms")
+
+
+SCENES = {
+    "even 50/s": Scene(lambda _luck, seconds: even(50, seconds)),
+    "sigma 8 ms at 50/s": Scene(lambda luck, seconds: jittery(50, seconds, 8, luck)),
+    "the same, processors busy": Scene(lambda luck, seconds: jittery(50, seconds, 8, luck), busy=True),
+    "three times the rate for 1 s": Scene(lambda _luck, seconds: surge(50, seconds)),
+    "ten at once every 200 ms": Scene(lambda _luck, seconds: heaps(seconds, 10, 200)),
+    "10,000 streams at 30/s": Scene(lambda _luck, seconds: even(30, seconds), streams=10_000, producers=3),
+}
+
+
+@contextmanager
+def daemon(directory: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "clawd", "--config", os.devnull, "--runtime-dir", directory, *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr
+        for line in process.stderr:
+            if b"ready" in line:
+                break
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+        memory.sweep((Path(directory) / "instance").read_text().split()[0])
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """One loop a processor, for more than 80 % load."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def child(role: str, **order: Any) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.pacing_child", role],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(json.dumps(order) + "\n")
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("\n")
+    value = json.loads(process.stdout.readline())
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+    return value
+
+
+def measure(scene: Scene, mode: str, seconds: float, seed: int) -> dict[str, float]:
+    """One run. Gaps as the client sees them, all streams together; what was held as clawd accounts it."""
+    luck = random.Random(seed)
+    with tempfile.TemporaryDirectory() as directory:
+        shares = [list(range(at, scene.streams, scene.producers)) for at in range(scene.producers)]
+        flags = ("--pace", mode, "--max-streams", "32768", "--spool-bytes", "256M", "--stream-bytes", "1M")
+        with daemon(directory, *flags) as process, Page(Path(directory)) as page:
+            reader = child("reader", directory=directory, streams=scene.streams)
+            writers = []
+            for share in shares:
+                same = scene.arrivals(luck, seconds) if scene.streams > 100 else None
+                times = [same or scene.arrivals(luck, seconds) for _ in share]
+                spread = [luck.random() / 30 for _ in share] if scene.streams > 100 else [0.0] * len(share)
+                plan = sorted(
+                    (at + int(begin * SECOND), number)
+                    for number, own, begin in zip(share, times, spread, strict=True)
+                    for at in own
+                )
+                path = Path(directory) / f"plan-{share[0]}"
+                path.write_bytes(
+                    b"".join(at.to_bytes(8, "little") + number.to_bytes(4, "little") for at, number in plan)
+                )
+                writers.append(child("writer", directory=directory, streams=share, plan=str(path)))
+            before_s = cpu_s(process.pid)
+            start = time.monotonic()
+            if scene.busy:
+                with busy_processors():
+                    for writer in writers:
+                        answer(writer)
+            else:
+                for writer in writers:
+                    assert writer.stdin
+                    writer.stdin.write("\n")
+                for writer in writers:
+                    answer(writer)
+            took_s = time.monotonic() - start
+            used_s = cpu_s(process.pid) - before_s
+            got = answer(reader)
+            held = page.quantiles(lib.CLAW_HIST_HELD, (0.5, 0.99))[1]
+            late = page.quantiles(lib.CLAW_HIST_RELEASE, (0.5, 0.99))[1]
+            status = stats.status(page)
+    gaps = got["gaps_ms"]
+    mean = statistics.mean(gaps) if gaps else 0.0
+    return {
+        "tokens": got["tokens"],
+        "lost": status["totals"]["tokens"] - got["tokens"],
+        "gap_mean_ms": mean,
+        "gap_sigma_ms": statistics.pstdev(gaps) if gaps else 0.0,
+        "within_15": sum(abs(gap - mean) <= 0.15 * mean for gap in gaps) / max(1, len(gaps)),
+        "held_p50_ms": held[0] / MS,
+        "held_p99_ms": held[1] / MS,
+        "release_p99_ms": late[1] / MS,
+        "lag_at_end_ms": got["lag_at_end_ms"],
+        "cpu_share": used_s / took_s,
+    }
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds on a processor so far, all threads (proc(5), schedstat: ns from the scheduler)."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def run(seconds: float, rounds: int, *, smoke: bool = False) -> dict[str, Any]:
+    """Every scene, off and smooth in turn; medians."""
+    result: dict[str, Any] = {}
+    for name, scene in SCENES.items():
+        if smoke and scene.streams > 1000:
+            continue
+        modes: dict[str, list[dict[str, float]]] = {"off": [], "smooth": []}
+        for number in range(rounds):
+            for mode, runs in modes.items():
+                runs.append(measure(scene, mode, seconds, number))
+        result[name] = {
+            mode: {figure: statistics.median(each[figure] for each in runs) for figure in runs[0]}
+            for mode, runs in modes.items()
+        }
+    return result
+
+
+def show(result: dict[str, Any]) -> str:
+    header = ("arrivals", "pace", "gap", "sigma", "in 15 %", "held p50", "p99", "release p99", "lost", "cpu")
+    rows = [
+        (
+            name,
+            mode,
+            f"{each['gap_mean_ms']:.1f}",
+            f"{each['gap_sigma_ms']:.2f}",
+            f"{100 * each['within_15']:.1f}",
+            f"{each['held_p50_ms']:.1f}",
+            f"{each['held_p99_ms']:.1f}",
+            f"{each['release_p99_ms']:.2f}",
+            f"{each['lost']:.0f}",
+            f"{each['cpu_share']:.2f}",
+        )
+        for name, modes in result.items()
+        for mode, each in modes.items()
+    ]
+    return "pacing (milliseconds)\n" + render.table(header, rows, 120) + "\n"
