@@ -30,6 +30,7 @@ NOUNS = (
     "text",
     "spool",
     "stream",
+    "keep",
     "grace",
     "outbox",
     "pacing",

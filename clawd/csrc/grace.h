@@ -8,19 +8,19 @@
 
 #include <stdint.h>
 
+#include "timers.h"
+
 struct claw_core;
 struct claw_streams;
 struct claw_stream;
 
-/* A binary heap of streams by when their time is over: the table's size, touched as far as it is used */
 struct claw_grace {
-	uint32_t *heap;
-	uint32_t count;
+	struct claw_timers timers; /* when each stream's time is over */
 	uint32_t awaited; /* names among them that have not opened */
 };
 
 int claw_grace_init(struct claw_grace *ret_grace, uint32_t max);
-void claw_grace_deinit(struct claw_grace *grace, uint32_t max);
+void claw_grace_deinit(struct claw_grace *grace);
 /*
  * What holds for this stream from now on when nobody reads it: cancel it grace_ms after its last reader left; 0 = keep
  * it. The one place where this changes.
@@ -30,6 +30,8 @@ void claw_stream_grace(struct claw_streams *streams, uint32_t index, uint32_t gr
 void claw_grace_start(struct claw_streams *streams, uint32_t index, uint64_t now_ns);
 /* Somebody reads it, or it is no more. Also without a timer. */
 void claw_grace_stop(struct claw_streams *streams, uint32_t index);
+/* Does its time run? */
+int claw_grace_runs(const struct claw_streams *streams, uint32_t index);
 /* When the next one's time is over, 0 = none runs. */
 uint64_t claw_grace_due(const struct claw_streams *streams);
 /* Cancel the streams whose time is over. */

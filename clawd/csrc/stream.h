@@ -51,9 +51,7 @@ struct claw_stream {
 	uint32_t attachment_count;
 	uint32_t readers; /* of these attachments, those that are no observer's */
 	uint32_t grace_ms; /* nobody reads it for so long = it is cancelled; 0 = never */
-	uint32_t grace_at; /* its place in the heap of timers + 1, 0 = no timer runs */
 	uint8_t doomed; /* AWAITED, and cancelled when it opens */
-	uint64_t grace_ns; /* when the timer ends */
 	uint64_t deadline_ns; /* ENDED: when its blocks go; GONE: when its name goes */
 	struct claw_stream_row row;
 };
@@ -84,6 +82,7 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 /* Change both for all streams, those that ended before included. 0, or -EINVAL with nothing changed. */
 int claw_streams_limit(struct claw_streams *streams, uint64_t keep_ns, uint64_t stream_bytes);
 void claw_streams_deinit(struct claw_streams *streams);
+void claw_stream_set_state(struct claw_streams *streams, uint32_t index, uint32_t state);
 uint32_t claw_stream_find(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
 /* A new stream in AWAITED. Forgets the oldest GONE or ENDED one to make room; CLAW_NONE when all are in use. */
 uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, uint32_t name_len);

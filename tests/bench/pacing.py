@@ -7,6 +7,7 @@ import json
 import os
 import random
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,6 @@ class Scene:
     streams: int = 10
     producers: int = 1
     busy: bool = False
-    figures: tuple[str, ...] = ("gap_sigma_ms", "within_15", "held_p50_ms", "held_p99_ms")
 
 
 SCENES = {
@@ -147,9 +147,7 @@ def measure(scene: Scene, mode: str, seconds: float, seed: int) -> dict[str, flo
                     for at in own
                 )
                 path = Path(directory) / f"plan-{share[0]}"
-                path.write_bytes(
-                    b"".join(at.to_bytes(8, "little") + number.to_bytes(4, "little") for at, number in plan)
-                )
+                path.write_bytes(b"".join(struct.pack("<QI", at, number) for at, number in plan))
                 writers.append(child("writer", directory=directory, streams=share, plan=str(path)))
             before_s = cpu_s(process.pid)
             start = time.monotonic()
@@ -208,7 +206,7 @@ def run(seconds: float, rounds: int, *, smoke: bool = False) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> str:
-    header = ("arrivals", "pace", "gap", "sigma", "in 15 %", "held p50", "p99", "release p99", "lost", "cpu")
+    header = ("arrivals", "pace", "gap", "sigma", "in 15 %", "held p50", "p99", "end", "release p99", "lost", "cpu")
     rows = [
         (
             name,
@@ -218,6 +216,7 @@ def show(result: dict[str, Any]) -> str:
             f"{100 * each['within_15']:.1f}",
             f"{each['held_p50_ms']:.1f}",
             f"{each['held_p99_ms']:.1f}",
+            f"{each['lag_at_end_ms']:.1f}",
             f"{each['release_p99_ms']:.2f}",
             f"{each['lost']:.0f}",
             f"{each['cpu_share']:.2f}",
