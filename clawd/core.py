@@ -185,9 +185,11 @@ class Core:
         """Tell every engine how short the host is of processor time: 0 not … 3 most."""
         check(lib.claw_core_pressure(self._core, level), "tell the pressure")
 
-    def network(self, connection: int, *, loss_ppm: int = 0, jitter_us: int = 0, congested: bool = False) -> None:
-        """What is known of the way to a client."""
-        row = ffi.new("struct claw_network *", (loss_ppm, jitter_us, congested))
+    def network(
+        self, connection: int, *, loss_ppm: int = 0, jitter_us: int = 0, congested: bool = False, far: bool = False
+    ) -> None:
+        """What is known of the way to a client. `far`: on another host."""
+        row = ffi.new("struct claw_network *", (loss_ppm, jitter_us, congested, far))
         check(lib.claw_connection_network(self._core, connection, row), "note a client's network")
 
     def drain(self) -> None:

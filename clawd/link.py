@@ -36,6 +36,7 @@ for _format, _name in ((_FLOW, "claw_flow"), (_CREDIT, "claw_credit")):
 _PARTS_MAX = int(lib.CLAW_FRAME_MAX) // ffi.sizeof("struct claw_segment")
 _split = lib.claw_frame_split
 _DATA = int(lib.CLAW_FRAME_DATA)
+_PACKED = int(lib.CLAW_FRAME_PACKED)
 _CHARGE = int(lib.CLAW_FRAME_CHARGE)
 _ACK_AT = int(lib.CLAW_WINDOW) // 4
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
@@ -210,7 +211,7 @@ class Link:
             arrived = True
             if not frame:
                 continue
-            if frame[0] == _DATA:
+            if frame[0] in (_DATA, _PACKED):
                 self._take(frame)
             else:
                 self._answer(frame)
@@ -344,14 +345,23 @@ class Link:
         # A restarted daemon answers only after the old one's control connection broke: do not show it that session
         self._pump_control(connected=True)
 
+    def _unpack(self, packed: bytes) -> bytes:
+        """The data frame in one that came in compact encoding; empty for nonsense."""
+        plain = ffi.new("uint8_t[]", lib.CLAW_FRAME_MAX)
+        length = lib.claw_frame_unpack(packed, len(packed), plain, lib.CLAW_FRAME_MAX)
+        return bytes(ffi.buffer(plain, max(0, length)))
+
     def _take(self, frame: bytes) -> None:
+        size = len(frame)
+        if frame[0] == _PACKED:
+            frame = self._unpack(frame)
         found = _split(frame, len(frame), self._parts, _PARTS_MAX, self._ret_connection)
         if found < 0:
-            self._fail_all(ProtocolError(f"clawd sent a malformed frame of {len(frame)} bytes"))
+            self._fail_all(ProtocolError(f"clawd sent a malformed frame of {size} bytes"))
             return
         current = self._ret_connection[0] == self._connection
         if current:
-            self._acked += len(frame) + _CHARGE
+            self._acked += size + _CHARGE
             if self._acked - self._acked_sent >= _ACK_AT:
                 self._send_flow()
         inboxes, ready = self._inboxes, self.ready

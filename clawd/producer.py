@@ -29,8 +29,14 @@ CLOSE_TIMEOUT = 5.0
 _write_many = held.claw_py_write_many
 _hints = held.claw_py_hints
 _poll_fd = held.claw_py_poll_fd
+PACES = {
+    None: lib.CLAW_PACE_DEFAULT,
+    "off": lib.CLAW_PACE_OFF,
+    "smooth": lib.CLAW_PACE_SMOOTH,
+    "steady": lib.CLAW_PACE_STEADY,
+}
 _open = held.claw_py_open
-_open.argtypes = [c_char_p, c_char_p, c_int, c_char_p, c_int, c_uint64, c_char_p]
+_open.argtypes = [c_char_p, c_char_p, c_int, c_char_p, c_int, c_uint64, c_int, c_char_p]
 
 
 class Hints(NamedTuple):
@@ -87,9 +93,11 @@ class Producer:
         *,
         requested_ns: int | None = None,
         meta: dict[str, Any] | None = None,
+        pace: str | None = None,
         block: float | None = None,
     ) -> Stream:
-        """Open a stream. `requested_ns`: CLOCK_MONOTONIC when the answer was asked for; `meta`: a dict for its readers.
+        """Open a stream. `requested_ns`: CLOCK_MONOTONIC when the answer was asked for; `meta`: a dict for its readers;
+        `pace`: how its tokens are spread over time, `off`, `smooth` or `steady`, None = as clawd is configured.
 
         Does not wait for clawd: a refusal is raised by a later `write` or `close`. Raises RingFull when there is no
         room, also for `write`'s overflow, within `block` seconds, StreamRefused (`limit`) when this producer has too
@@ -102,10 +110,12 @@ class Producer:
             raise ValueError(f"meta must be at most {room} bytes of JSON here, not {len(about)}")
         if requested_ns is not None and (type(requested_ns) is not int or not 0 <= requested_ns < 2**64):
             raise ValueError(f"requested_ns must be nanoseconds or None, not {requested_ns!r}")
+        if pace not in PACES:
+            raise ValueError(f"pace must be off, smooth, steady or None, not {pace!r}")
         deadline = deadline_of("block", block)
         raw = create_string_buffer(lib.CLAW_PY_STREAM_BYTES)
         while True:
-            result = _open(self._ref, label, len(label), about, len(about), requested_ns or 0, raw)
+            result = _open(self._ref, label, len(label), about, len(about), requested_ns or 0, PACES[pace], raw)
             if self._ring.took(result):
                 return Stream(self._ring, name, raw.raw)
             if result == -errno.EMFILE:
@@ -229,7 +239,8 @@ class Producer:
     def hints(self) -> Hints | None:
         """What clawd would like the engine to do, for a look once a step; None = nothing.
 
-        clawd does not set hints yet: always None for now. Raises StreamClosed, ForkedError.
+        `reason`: 1 a stream is made faster than its pace allows, 2 a reader does not take what is sent, 3 the host is
+        short of processor time (CLAW_HINT_ in clawd_ring.h). Raises StreamClosed, ForkedError.
         """
         raw = create_string_buffer(lib.CLAW_PY_HINT_BYTES)
         result = _hints(self._ref, raw)

@@ -112,6 +112,7 @@ def test_each_wrong_record_is_refused(body: bytes) -> None:
 
 def test_a_congested_client_gets_it_until_it_has_caught_up() -> None:
     with paced("off") as (clock, ring):
+        clock.rig.core.network(clock.number, far=True)
         clock.read("s")
         ring.open(1, "s")
         seqs, kinds = [], []
@@ -138,3 +139,14 @@ def test_a_congested_client_gets_it_until_it_has_caught_up() -> None:
         totals = clock.rig.core.refresh_totals()
         assert totals.compact_saved_bytes > (6000 - behind) * 15
         assert totals.frame_bytes == sum(clock.rig.charged.values()) - totals.frames * lib.CLAW_FRAME_CHARGE
+
+
+def test_a_client_on_this_host_does_not_get_it() -> None:
+    with paced("off") as (clock, ring):
+        clock.read("s")
+        ring.open(1, "s")
+        for number in range(3000):
+            ring.write(1, b"%d" % number)
+            if number % 300 == 299:
+                clock.rig.turn(clock.now)
+                assert set(clock.rig.kinds) <= {lib.CLAW_FRAME_DATA}

@@ -68,7 +68,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_every_field_is_one_row_with_help_and_a_flag() -> None:
     assert [row.key for row in SETTINGS] == [column.name for column in fields(Config)]
     assert [row.key for row in SETTINGS if not row.help or row.flag != f"--{row.key.replace('_', '-')}"] == []
-    assert {row.section for row in SETTINGS} == {"daemon", "stream", "network"}
+    assert {row.section for row in SETTINGS} == {"daemon", "stream", "pace", "network"}
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.key)
@@ -136,7 +136,7 @@ def test_flags_become_sources_and_a_file_named_by_one_does_not_move_with_us(monk
 
 
 def test_what_nothing_uses_yet_does_not_claim_otherwise() -> None:
-    unused = {"prefetch_window", "timeout", "tcp_fastopen", "keepalive"}
+    unused = {"tcp_fastopen", "keepalive"}
     assert {row.key for row in SETTINGS if "in this version" in row.help} == unused
     assert {row.key for row in SETTINGS if "nothing uses it yet" in row.detail} == unused
 

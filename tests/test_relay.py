@@ -306,7 +306,7 @@ def test_the_first_and_urgent_tokens_are_critical_and_overtake(daemon: Daemon) -
 def test_an_idle_path_sends_a_frame_a_token_and_a_busy_one_packs(daemon: Daemon) -> None:
     with Consumer(daemon.runtime_dir) as consumer, Producer("p", daemon.runtime_dir) as producer:
         reading = consumer.attach("s")
-        stream = producer.open("s")
+        stream = producer.open("s", pace="off")
         stream.write("first")
         assert reading.read() is not None
         before = daemon.total("frames")

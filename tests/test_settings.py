@@ -110,6 +110,13 @@ def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(se
         "user_attachments": "49152",
         "prefetch_window": "3",
         "timeout": "50ms",
+        "pace": "smooth",
+        "max_delay": "200ms",
+        "bucket": "50",
+        "refill_rate": "30",
+        "leak_rate": "45",
+        "burst_rate": "80",
+        "burst": "8",
         "tcp_fastopen": "on",
         "keepalive": "15s",
     }

@@ -137,8 +137,8 @@ def test_the_file_of_etc_may_be_missing_and_its_drop_ins_count_then_too(
         ("[stream]\nKEEP = 1s\n", ["F:2: KEEP: no such setting; did you mean keep?"]),
         ("[stream]\nqqqqq = 1s\n", ["F:2: qqqqq: no such setting; there is runtime_dir, buffer_size, "]),
         ("[streams]\nkeep = x\nkeep = y", ["F:1: no section [streams]; did you mean stream?"]),
-        ("[DEFAULT]\nkeep = 1s", ["F:1: no section [DEFAULT]; there is daemon, stream, network"]),
-        ("[]\nkeep = 1s", ["F:1: no section []; there is daemon, stream, network"]),
+        ("[DEFAULT]\nkeep = 1s", ["F:1: no section [DEFAULT]; there is daemon, stream, pace, network"]),
+        ("[]\nkeep = 1s", ["F:1: no section []; there is daemon, stream, pace, network"]),
         ("keep = 1s", ["F:1: keep: it stands before the first section; it belongs below [stream]"]),
         ("[network]\nkeep = 1s", ["F:2: keep: it stands in section [network]; it belongs below [stream]"]),
         (

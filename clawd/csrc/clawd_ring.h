@@ -127,7 +127,7 @@ struct claw_stream {
 	uint32_t handle;
 };
 
-/* What clawd would like the engine to do: all 0 = nothing, which is all that clawd 0.1 says */
+/* What clawd would like the engine to do: all 0 = nothing */
 struct claw_hint {
 	uint32_t target_rate; /* tokens per 1,000 s a stream should make; 0 = no wish */
 	uint32_t degrade; /* 0 none … 3 most: make answers cheaper, as the engine can */

@@ -124,10 +124,11 @@ static inline int claw_lose(struct claw_producer *p, struct claw_stream stream, 
 /*
  * Open a stream. `name` is 1 to CLAW_NAME_MAX bytes of UTF-8 without control characters (clawd quarantines the ring over
  * others); `meta` is JSON for its readers, or NULL and 0; `requested_ns` is claw_now_ns() when the answer was asked for, 0
- * if not known. clawd may still refuse it, which claw_stopped() tells later. -EMFILE: CLAW_HANDLE_COUNT streams are open.
+ * if not known; `pace` how its tokens are spread over time, CLAW_PACE_…. clawd may still refuse it, which claw_stopped()
+ * tells later. -EMFILE: CLAW_HANDLE_COUNT streams are open.
  */
-static inline int claw_open_stream(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
-				   size_t meta_len, uint64_t requested_ns, struct claw_stream *ret_stream)
+static inline int claw_open_paced(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
+				  size_t meta_len, uint64_t requested_ns, uint32_t pace, struct claw_stream *ret_stream)
 {
 	struct claw_batch batch;
 	struct claw_open open;
@@ -138,7 +139,7 @@ static inline int claw_open_stream(struct claw_producer *p, const char *name, si
 
 	if (result < 0)
 		return result;
-	if (!name_len || name_len > CLAW_NAME_MAX)
+	if (!name_len || name_len > CLAW_NAME_MAX || pace > CLAW_PACE_STEADY)
 		return -EINVAL;
 	if (meta_len > p->record_max || sizeof(open) + name_len + meta_len > p->record_max)
 		return -EMSGSIZE;
@@ -158,7 +159,7 @@ static inline int claw_open_stream(struct claw_producer *p, const char *name, si
 	open.requested_ns = requested_ns;
 	open.name_len = (uint16_t)name_len;
 	open.meta_len = (uint16_t)meta_len;
-	open.pace = 0;
+	open.pace = (uint8_t)pace;
 	memset(open.reserved, 0, sizeof(open.reserved));
 	payload = claw_add(&batch, CLAW_OPEN, 0, handle, 0, len);
 	memcpy(payload, &open, sizeof(open));
@@ -167,6 +168,13 @@ static inline int claw_open_stream(struct claw_producer *p, const char *name, si
 		memcpy(payload + sizeof(open) + name_len, meta, meta_len);
 	claw_commit(p, &batch);
 	return 0;
+}
+
+/* The same, paced as clawd is configured */
+static inline int claw_open_stream(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
+				   size_t meta_len, uint64_t requested_ns, struct claw_stream *ret_stream)
+{
+	return claw_open_paced(p, name, name_len, meta, meta_len, requested_ns, CLAW_PACE_DEFAULT, ret_stream);
 }
 
 /*

@@ -13,10 +13,6 @@
  * Times are ns of one monotonic clock, rates tokens in 1,000 s.
  */
 enum {
-	CLAW_PACE_DEFAULT = 0, /* as configured; for a stream that makes no choice of its own */
-	CLAW_PACE_OFF = 1,
-	CLAW_PACE_SMOOTH = 2,
-	CLAW_PACE_STEADY = 3,
 	CLAW_PACER_RUNS = 16,
 	CLAW_SEND_BUFFER = 5, /* tokens; what is more waits behind it (O5: 3 to 5) */
 };
@@ -46,6 +42,7 @@ struct claw_network {
 	uint32_t loss_ppm;
 	uint32_t jitter_us;
 	uint32_t congested; /* what was sent is not taken */
+	uint32_t far; /* on another host: bytes are what is short when it is congested, and compact encoding saves them */
 };
 
 /* Tokens that arrived at once, or so close that no reader could tell */

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "ring.h"
+
 #include "pacer.cdef.h"
 
 #endif

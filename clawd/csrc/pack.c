@@ -295,7 +295,7 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		if (!may_send(connection)) {
 			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
 			/* Until it has caught up for good: processor time for bytes, where bytes are what is short */
-			connection->compact |= connection->congested;
+			connection->compact |= connection->congested && connection->network.far;
 			outbox->congested |= connection->congested;
 			continue; /* an ack, or its socket, makes it ready again */
 		}

@@ -37,6 +37,14 @@ enum {
 	CLAW_URGENT = 1,
 };
 
+/* how a stream's tokens are spread over time, in claw_open.pace */
+enum {
+	CLAW_PACE_DEFAULT = 0, /* as clawd is configured */
+	CLAW_PACE_OFF = 1, /* as they come */
+	CLAW_PACE_SMOOTH = 2, /* at the producer's own pace, without its jitter */
+	CLAW_PACE_STEADY = 3, /* at a bounded rate */
+};
+
 /* state of a ring, in claw_ctl.state */
 enum {
 	CLAW_STATE_OPEN = 1,
@@ -101,7 +109,7 @@ struct claw_open {
 	uint64_t requested_ns; /* CLOCK_MONOTONIC when the answer was asked for; 0 = not known */
 	uint16_t name_len;
 	uint16_t meta_len;
-	uint8_t pace; /* CLAW_PACE_…: how to pace it; 0 = as clawd is told to */
+	uint8_t pace; /* CLAW_PACE_… */
 	uint8_t reserved[3]; /* 0 */
 };
 

@@ -26,6 +26,8 @@ EXAMPLE = "clawctl top --count 10 --json | jq .tokens_out_per_second"
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 3600.0
 ROWS = 10
 """Streams shown where there is no screen to fill."""
+SHOWN = ("written_to_sent", "first_token", "held", "gap")
+"""Of the latencies; `clawctl status` has them all."""
 _GONE_S = 5.0
 """So long a daemon may be away, as in a restart, before top gives up."""
 
@@ -139,7 +141,8 @@ def _head(value: dict[str, Any]) -> list[str]:
         f" {value['attachments']} readings",
         f"spool      {render.size(value['spool_used_bytes'])} of {render.size(value['spool_bytes'])} in use",
     ]
-    for name, row in value["latency"].items():
+    for name in SHOWN:
+        row = value["latency"][name]
         p50, p99 = render.duration(row["p50_ns"]), render.duration(row["p99_ns"])
         lines.append(f"latency    {name.replace('_', ' ')}: p50 {p50}, p99 {p99}")
     return "\n".join(render.fold(line, 11) for line in lines).splitlines()
