@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,10 +117,14 @@ def child(role: str, **order: Any) -> subprocess.Popen[str]:
     return process
 
 
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("\n")
+
+
 def answer(process: subprocess.Popen[str]) -> Any:
     assert process.stdin
     assert process.stdout
-    process.stdin.write("\n")
     value = json.loads(process.stdout.readline())
     process.stdin.close()
     process.wait()
@@ -151,18 +155,14 @@ def measure(scene: Scene, mode: str, seconds: float, seed: int) -> dict[str, flo
                 writers.append(child("writer", directory=directory, streams=share, plan=str(path)))
             before_s = cpu_s(process.pid)
             start = time.monotonic()
-            if scene.busy:
-                with busy_processors():
-                    for writer in writers:
-                        answer(writer)
-            else:
+            with busy_processors() if scene.busy else nullcontext():
                 for writer in writers:
-                    assert writer.stdin
-                    writer.stdin.write("\n")
+                    go(writer)
                 for writer in writers:
                     answer(writer)
             took_s = time.monotonic() - start
             used_s = cpu_s(process.pid) - before_s
+            go(reader)
             got = answer(reader)
             held = page.quantiles(lib.CLAW_HIST_HELD, (0.5, 0.99))[1]
             late = page.quantiles(lib.CLAW_HIST_RELEASE, (0.5, 0.99))[1]
