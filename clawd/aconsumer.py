@@ -146,6 +146,13 @@ class AsyncConsumer:
         self._link.watch(self._watcher)
         self._used()
 
+    @property
+    def degrade(self) -> int:
+        """How much of what is not needed to leave out, 0 nothing … 3 all: this client takes too slowly what it is
+        sent, or clawd's host is short of processor time. As of the last frame.
+        """
+        return self._link.degrade
+
     def attach(
         self,
         stream: str,

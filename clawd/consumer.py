@@ -96,6 +96,13 @@ class Consumer:
         self._keeper = threading.Thread(target=self._keep, name="clawd-keeper", daemon=True)
         self._keeper.start()
 
+    @property
+    def degrade(self) -> int:
+        """How much of what is not needed to leave out, 0 nothing … 3 all: this client takes too slowly what it is
+        sent, or clawd's host is short of processor time. As of the last frame.
+        """
+        return self._link.degrade
+
     def attach(
         self,
         stream: str,

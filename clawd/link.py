@@ -37,6 +37,7 @@ _PARTS_MAX = int(lib.CLAW_FRAME_MAX) // ffi.sizeof("struct claw_segment")
 _split = lib.claw_frame_split
 _DATA = int(lib.CLAW_FRAME_DATA)
 _PACKED = int(lib.CLAW_FRAME_PACKED)
+_DEGRADE_AT = ffi.offsetof("struct claw_frame_header", "degrade")
 _CHARGE = int(lib.CLAW_FRAME_CHARGE)
 _ACK_AT = int(lib.CLAW_WINDOW) // 4
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
@@ -107,6 +108,8 @@ class Link:
         self._refused = False
         self._fatal: ClawdError | None = None
         self._give_up_at: float | None = None
+        self.degrade = 0
+        """What clawd wishes a client to leave out, of what is not needed: 0 nothing … 3 all."""
         self._parts = ffi.new("struct claw_part[]", _PARTS_MAX)
         self._parts_view = memoryview(ffi.buffer(self._parts))
         self._ret_connection = ffi.new("uint32_t *")
@@ -361,6 +364,7 @@ class Link:
             return
         current = self._ret_connection[0] == self._connection
         if current:
+            self.degrade = frame[_DEGRADE_AT]
             self._acked += size + _CHARGE
             if self._acked - self._acked_sent >= _ACK_AT:
                 self._send_flow()

@@ -77,3 +77,31 @@ def test_pressure_is_told_to_all() -> None:
         assert hint(ring) == hint(other) == NOTHING
         with pytest.raises(CoreError):
             clock.rig.core.pressure(4)
+
+
+def test_clients_are_told_what_to_leave_out() -> None:
+    with paced("off") as (clock, ring):
+        clock.read("s")
+        ring.open(1, "s")
+
+        def degrade() -> int:
+            clock.turn()
+            write(ring, 1, 1)
+            clock.rig.turn(clock.now)
+            return clock.rig.frames[0][12]
+
+        assert degrade() == 0
+        clock.rig.core.pressure(3)
+        assert degrade() == 3
+        clock.rig.core.pressure(0)
+        for _ in range(6):
+            for _ in range(50):
+                ring.write(1, bytes(1000))
+            clock.rig.turn(clock.now)
+        levels = []
+        for _ in range(60):
+            clock.rig.ack(clock.number, clock.rig.charged[clock.number])
+            clock.rig.turn(clock.now)
+            levels += [frame[12] for frame in clock.rig.frames]
+        assert 1 in levels, "it does not take what is sent"
+        assert degrade() == 0, "caught up"

@@ -312,3 +312,44 @@ def test_what_was_told_stays_told(seed: int) -> None:
                 seen[item.attachment].append(item.seq)
         for id, name in enumerate(names, 1):
             assert seen[id] == list(range(written[name]))
+
+
+@pytest.mark.parametrize("mode", ["smooth", "steady"])
+@pytest.mark.parametrize("lie", [0, 1, 2**63, 2**64 - 1])
+def test_a_producer_whose_clock_lies_changes_no_pace(mode: str, lie: int) -> None:
+    came = []
+    for at in (0, lie):
+        with paced(mode) as (clock, ring):
+            clock.read("s")
+            ring.open(1, "s")
+            start = clock.now
+            for _ in range(3):
+                for _ in range(5):
+                    ring.put(lib.CLAW_TOKEN, 1, b"x", at=at)
+                found = tokens(clock.run(100 * MS))
+                came.append([(when - start, seq) for when, seq in found])
+    assert came[:3] == came[3:]
+
+
+def test_a_machine_that_slept_goes_on_at_once() -> None:
+    with paced("smooth") as (clock, ring):
+        clock.read("s")
+        ring.open(1, "s")
+        write(ring, 1, 10)
+        clock.turn()
+        clock.now += 3600 * SECOND
+        assert [item.seq for item in clock.turn()] == list(range(1, 10))
+        write(ring, 1, 2)
+        assert len(tokens(clock.run(200 * MS))) == 2
+
+
+def test_credit_that_cannot_be_holds_up_nobody() -> None:
+    with paced("smooth") as (clock, ring):
+        clock.read("s")
+        ring.open(1, "s")
+        write(ring, 1, 3)
+        clock.turn()
+        for limit in (0, 2**64 - 1):
+            clock.rig.ack(clock.number, clock.rig.charged[clock.number], {1: limit, 77: limit})
+        write(ring, 1, 3)
+        assert len(tokens(clock.run(SECOND))) == 5

@@ -31,7 +31,7 @@ struct claw_frame_header {
 	uint16_t segments;
 	uint32_t connection; /* as told in hello: frames of an earlier connection do not count for ack */
 	uint32_t len; /* bytes of the whole frame */
-	uint32_t reserved;
+	uint32_t degrade; /* 0 … CLAW_DEGRADE_MAX: leave out what is not needed; told again with each frame */
 };
 
 struct claw_segment {

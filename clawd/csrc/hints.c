@@ -17,7 +17,7 @@ int claw_core_pressure(struct claw_core *core, uint32_t level)
 {
 	if (level > CLAW_DEGRADE_MAX)
 		return -EINVAL;
-	core->pressure = level;
+	core->pressure = core->outbox.pressure = level;
 	core->hints_due_ns = 1;
 	core->pending = 1;
 	return 0;

@@ -78,6 +78,7 @@ struct claw_outbox {
 	uint32_t frame_count, out_bytes;
 	uint64_t gaps; /* GAPs told to readers */
 	uint32_t congested; /* a connection became so since anybody looked */
+	uint32_t pressure; /* of the host, as told by claw_core_pressure */
 	uint64_t saved_bytes; /* by compact encoding */
 	uint8_t packed[CLAW_FRAME_MAX];
 };

@@ -256,6 +256,7 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 		.segments = (uint16_t)segments,
 		.connection = connection->id,
 		.len = used,
+		.degrade = outbox->pressure || !connection->congested ? outbox->pressure : 1,
 	};
 	memcpy(out, &header, sizeof(header));
 	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);

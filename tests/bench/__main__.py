@@ -16,7 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import producer, text
+from tests.bench import pacing, producer, text
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -117,8 +117,10 @@ def main() -> int:
         description="Measure clawd beside plain pyzmq PUSH/PULL and beside today's engine pattern (msgspec batches into"
         " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
     )
-    what = "relay: written to read; producer: what a write costs; text: what a token's class costs (default: all)"
-    parser.add_argument("what", nargs="?", choices=("relay", "producer", "text"), help=what)
+    what = "relay: written to read; producer: what a write costs; text: what a token's class costs; pacing: even gaps"
+    parser.add_argument(
+        "what", nargs="?", choices=("relay", "producer", "text", "pacing"), help=f"{what} (default: all)"
+    )
     parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
     parser.add_argument("--load", choices=tuple(loads(1)), action="append", help="only this load; may be repeated")
     parser.add_argument("--path", choices=tuple(PATHS), action="append", help="only this path; may be repeated")
@@ -141,6 +143,14 @@ def main() -> int:
     classes = text.compare(40 if options.smoke else 400) if options.what in (None, "text") else {}
     if classes and not options.json:
         print(text.show(classes), flush=True)
+    paces = (
+        pacing.run(2 if options.smoke else 10, min(rounds, 3), smoke=options.smoke)
+        if options.what in (None, "pacing")
+        else {}
+    )
+    firsts = pacing.run_first(min(rounds, 3), 20 if options.smoke else 200) if options.what in (None, "pacing") else {}
+    if paces and not options.json:
+        print(pacing.show(paces), pacing.show_first(firsts), sep="\n", flush=True)
     for name in (options.load or chosen) if options.what in (None, "relay") else ():
         results[name] = compare(chosen[name], paths, rounds)
         if not options.json:
@@ -159,10 +169,22 @@ def main() -> int:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     if options.json:
-        print(json.dumps({"version": 1, "about": about, "producer": costs, "text": classes, "loads": results}))
+        print(
+            json.dumps(
+                {
+                    "version": 1,
+                    "about": about,
+                    "producer": costs,
+                    "text": classes,
+                    "pacing": paces,
+                    "first_tokens": firsts,
+                    "loads": results,
+                }
+            )
+        )
     else:
         print("  ".join(f"{key} {value}" for key, value in about.items()))
-    lost = sum(each["lost"] for result in results.values() for each in result.values())
+    lost = sum(each["lost"] for result in (*results.values(), *paces.values()) for each in result.values())
     if lost:
         print(f"scripts/bench: {lost:.0f} tokens did not arrive", file=sys.stderr)
     return 1 if lost else 0

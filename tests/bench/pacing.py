@@ -183,6 +183,41 @@ def measure(scene: Scene, mode: str, seconds: float, seed: int) -> dict[str, flo
     }
 
 
+def first_tokens(backlog: int, count: int) -> dict[str, float]:
+    """Latency of first tokens, in microseconds, beside so many streams that write to the same client all they can."""
+    with tempfile.TemporaryDirectory() as directory, daemon(directory, "--stream-bytes", "64k"):
+        reader = child("read_first", directory=directory, streams=backlog, count=count)
+        flooder = child("flood", directory=directory, streams=backlog) if backlog else None
+        opener = child("open_first", directory=directory, count=count)
+        if flooder:
+            go(flooder)
+        go(opener)
+        answer(opener)
+        go(reader)
+        late = sorted(answer(reader)["late_us"])
+        if flooder:
+            go(flooder)
+            answer(flooder)
+    return {"p50_us": late[len(late) // 2], "p99_us": late[min(len(late) - 1, int(0.99 * len(late)))]}
+
+
+def run_first(rounds: int, count: int) -> dict[str, dict[str, float]]:
+    """Idle and backlogged in turn; medians."""
+    runs: dict[str, list[dict[str, float]]] = {"idle": [], "beside 1,000 that are behind": []}
+    for _ in range(rounds):
+        for backlog, each in zip((0, 1000), runs.values(), strict=True):
+            each.append(first_tokens(backlog, count))
+    return {
+        name: {figure: statistics.median(one[figure] for one in each) for figure in each[0]}
+        for name, each in runs.items()
+    }
+
+
+def show_first(result: dict[str, dict[str, float]]) -> str:
+    rows = [(name, f"{each['p50_us']:.0f}", f"{each['p99_us']:.0f}") for name, each in result.items()]
+    return "first tokens (microseconds, written to read)\n" + render.table(("when", "p50", "p99"), rows, 100) + "\n"
+
+
 def cpu_s(pid: int) -> float:
     """Seconds on a processor so far, all threads (proc(5), schedstat: ns from the scheduler)."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9

@@ -6,6 +6,7 @@ next line, and ends with one line of JSON.
 from __future__ import annotations
 
 import json
+import select
 import struct
 import sys
 import time
@@ -81,5 +82,57 @@ def read(order: dict[str, Any]) -> None:
     print(json.dumps({"tokens": tokens, "gaps_ms": gaps, "lag_at_end_ms": late_ns / 1e6}), flush=True)
 
 
+def flood(order: dict[str, Any]) -> None:
+    """As many tokens as go, to many streams, until told to stop."""
+    with Producer("flood", order["directory"], 1 << 20) as producer:
+        streams = [producer.open(f"s{number}", pace="off") for number in range(order["streams"])]
+        print("ready", flush=True)
+        sys.stdin.readline()
+        poll = select.poll()
+        poll.register(sys.stdin, select.POLLIN)
+        while not poll.poll(0):
+            producer.write_many([(stream, "token ") for stream in streams], block=5)
+        for stream in streams:
+            stream.close()
+        producer.close(30)
+        print(json.dumps({}), flush=True)
+
+
+def open_first(order: dict[str, Any]) -> None:
+    """A new answer now and then, of one token."""
+    with Producer("first", order["directory"]) as producer:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        sleep_exactly()
+        for number in range(order["count"]):
+            stream = producer.open(f"first{number}")
+            stream.write("first ")
+            stream.close()
+            time.sleep(0.02)
+        print(json.dumps({}), flush=True)
+
+
+def read_first(order: dict[str, Any]) -> None:
+    """How late the first token of each new answer is, beside whatever else there is to read."""
+    late: list[float] = []
+    with Consumer(order["directory"]) as consumer:
+        for number in range(order["streams"]):
+            consumer.attach(f"s{number}", credit=1 << 24)
+        firsts = {consumer.attach(f"first{number}") for number in range(order["count"])}
+        print("ready", flush=True)
+        while len(late) < order["count"]:
+            for reading in consumer.select():
+                try:
+                    batch = reading.read_batch(timeout=0)
+                except ReadTimeout:
+                    continue
+                if batch is not None and reading in firsts:
+                    late += [(time.monotonic_ns() - written_ns) / 1e3 for written_ns in batch.written_ns]
+    sys.stdin.readline()
+    print(json.dumps({"late_us": late}), flush=True)
+
+
+ROLES = {"writer": write, "reader": read, "flood": flood, "open_first": open_first, "read_first": read_first}
+
 if __name__ == "__main__":
-    {"writer": write, "reader": read}[sys.argv[1]](json.loads(sys.stdin.readline()))
+    ROLES[sys.argv[1]](json.loads(sys.stdin.readline()))
