@@ -11,118 +11,32 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from clawd import units
 from clawd.errors import ConfigError
+from clawd.setting import (
+    COUNT,
+    DIRECTORY,
+    FILE,
+    LISTEN,
+    ORIGINS,
+    PACE,
+    PACES,
+    PREFIX,
+    RATE,
+    SIZE,
+    SWITCH,
+    TEXTS,
+    TIME,
+    Kind,
+    Setting,
+)
 
-PACES = ("off", "smooth", "steady")
-"""How a stream's tokens are spread over time (csrc/pacer.cdef.h)."""
+__all__ = ["AT_MOST", "DAEMON_SETTINGS", "DIRECTORY", "PACES", "RELAY_SLACK", "ROWS", "SETTINGS", "SIZE", "TIME", "Config", "Kind", "Setting",
+           "conflicts", "default_runtime_dir", "files_needed"]  # fmt: skip
 
 
 def default_runtime_dir() -> Path:
     """$CLAWD_RUNTIME_DIR, else /run/clawd: where daemon, producers and clients meet."""
     return Path(os.environ.get("CLAWD_RUNTIME_DIR") or "/run/clawd")
-
-
-def _parse_path(text: str) -> Path:
-    if not text or "\0" in text:
-        raise ConfigError(f'"{text}" is not a path', "write the path of a directory")
-    return Path(text)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How values of one sort are written; `allowed` where no bounds say it."""
-
-    name: str
-    parse: Callable[[str], Any]
-    format: Callable[[Any], str]
-    allowed: str = ""
-
-
-DIRECTORY = Kind("DIR", _parse_path, str)
-SIZE = Kind("SIZE", units.parse_bytes, units.format_bytes)
-TIME = Kind("TIME", units.parse_duration, units.format_duration)
-COUNT = Kind("N", units.parse_count, str)
-RATE = Kind("N", units.parse_count, str)
-PACE = Kind("off|smooth|steady", lambda text: units.parse_choice(text, PACES), str, "off, smooth or steady")
-SWITCH = Kind("on|off", units.parse_switch, units.format_switch, "on or off")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row. Bounds and `multiple` are written as people write values; `default` may be a function of the moment,
-    which `variable` of the environment decides. `reload`: a reload applies it, else a restart is needed.
-    """
-
-    section: str
-    key: str
-    kind: Kind
-    default: str | Callable[[], Any]
-    help: str
-    detail: str = ""
-    low: str | None = None
-    high: str | None = None
-    multiple: str | None = None
-    power_of_two: bool = False
-    reload: bool = False
-    variable: str = ""
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.key.replace("_", "-")
-
-    @property
-    def default_text(self) -> str:
-        return self.default if isinstance(self.default, str) else self.kind.format(self.default())
-
-    @property
-    def allowed(self) -> str:
-        """What it may be, in words, empty where anything goes."""
-        if self.low and self.high:
-            span = f"{self.low} to {self.high}"
-        else:
-            span = f"at least {self.low}" if self.low else f"at most {self.high}" if self.high else ""
-        parts = ["a power of two" if self.power_of_two else "", span, f"a multiple of {self.multiple}"]
-        return ", ".join(part for part in parts[: 3 if self.multiple else 2] if part) or self.kind.allowed
-
-    @property
-    def applied(self) -> str:
-        """What makes a changed value count."""
-        return "reload" if self.reload else "restart"
-
-    def default_value(self) -> Any:
-        return self.kind.parse(self.default) if isinstance(self.default, str) else self.default()
-
-    def raw(self, text: str) -> int | str:
-        """For programs: bytes, ns, a count or true, else the text."""
-        value = self.kind.parse(text)
-        return value if isinstance(value, int) else text
-
-    def parse(self, text: str, where: str) -> Any:
-        """The value written as `text` at `where` (a flag, or a file's line). Raises ConfigError naming both."""
-        try:
-            value = self.kind.parse(text)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error.message}", error.hint) from None
-        self.check(value, where, text)
-        return value
-
-    def check(self, value: Any, where: str, text: str | None = None) -> None:
-        """Raise ConfigError unless `value` keeps the bounds."""
-
-        def number(bound: str) -> int:
-            result: int = self.kind.parse(bound)
-            return result
-
-        good = (
-            (self.low is None or value >= number(self.low))
-            and (self.high is None or value <= number(self.high))
-            and (self.multiple is None or value % number(self.multiple) == 0)
-            and (not self.power_of_two or value.bit_count() == 1)
-        )
-        if not good:
-            shown = text if text is not None else self.kind.format(value)
-            raise ConfigError(f'{where}: "{shown}" is not allowed', f"it must be {self.allowed}")
 
 
 def _row(section: str, kind: Kind, default: str | Callable[[], Any], help: str, detail: str = "", **rest: Any) -> Any:
@@ -294,20 +208,107 @@ class Config:
         "network",
         SWITCH,
         "on",
-        "TCP Fast Open on tcp listeners; none in this version",
-        "Read and checked, so that a file that has it loads; nothing uses it yet: clients are local.",
+        "TCP Fast Open on the gateway's listener",
+        "A client that comes again sends its request with the first packet. clawd itself listens on no tcp yet.",
         reload=True,
     )
     keepalive: int = _row(
         "network",
         TIME,
         "15s",
-        "how often tcp clients show they live; none in this version",
-        "Read and checked, so that a file that has it loads; nothing uses it yet: a local client's end is seen.",
+        "how often a reader without tokens hears from the gateway",
+        "So that no proxy takes a silent stream for a dead one, also before the first token. clawd's own clients are"
+        " local, and their end is seen.",
         low="1s",
         high="1h",
         reload=True,
     )
+    listen: str = _row(
+        "gateway",
+        LISTEN,
+        "127.0.0.1:8080",
+        "where the gateway listens",
+        "Beyond this host (anything but loopback and a Unix socket) key_file is required.",
+    )
+    key_file: Path | None = _row(  # noqa: RUF009 - a field, made anew each time
+        "gateway",
+        FILE,
+        "off",
+        "keys that readers' tokens are signed with",
+        "Made by: clawctl keys gateway make FILE. With it every reader needs a token, on loopback too.",
+    )
+    allow_origin: tuple[str, ...] = _row(
+        "gateway",
+        ORIGINS,
+        "off",
+        "web pages of other origins that may read",
+        "Pages of the gateway's own origin always may.",
+    )
+    max_connections: int = _row("gateway", COUNT, "4096", "connections to the gateway at once", low="1", high="1048576")
+    max_per_address: int = _row(
+        "gateway",
+        COUNT,
+        "1024",
+        "connections of one address at once",
+        "Behind a proxy all readers have the proxy's address.",
+        low="1",
+        high="1048576",
+    )
+    header_bytes: int = _row("gateway", SIZE, "8k", "longest line of a request", low="1k", high="64k")
+    header_timeout: int = _row(
+        "gateway", TIME, "10s", "how long a connection may be without a whole request", low="100ms", high="10min"
+    )
+    recent_bytes: int = _row(
+        "gateway",
+        SIZE,
+        "256k",
+        "a stream's recent events, kept once for all of its readers",
+        "A reader that is further behind reads for itself from clawd, at its own pace, until it has caught up.",
+        low="16k",
+        high="64M",
+    )
+    stall_timeout: int = _row(
+        "gateway",
+        TIME,
+        "60s",
+        "how long a reader may take nothing before it is cut off",
+        "It can go on from where it was with Last-Event-ID.",
+        low="1s",
+        high="1h",
+    )
+    open_wait: int = _row("gateway", TIME, "30s", "how long a stream that is not open yet is waited for", high="1h")
+    gone_grace: int = _row(
+        "gateway",
+        TIME,
+        "30s",
+        "how long after its last reader a stream is cancelled",
+        "Also before it opened. Whoever comes back in time goes on with it.",
+        high="1h",
+    )
+    drain_timeout: int = _row(
+        "gateway",
+        TIME,
+        "10s",
+        "how long streams may go on after SIGTERM",
+        "Readers are then told to come back.",
+        high="1h",
+    )
+    stop_phrases: tuple[str, ...] = _row(
+        "gateway",
+        TEXTS,
+        "[]",
+        "texts that end a stream where they begin",
+        "They may span tokens. The stream is cancelled; readers see the end reason stop.",
+    )
+    redact: tuple[str, ...] = _row(
+        "gateway",
+        TEXTS,
+        "[]",
+        "patterns whose matches readers see as [redacted]",
+        "Regular expressions; needs the module regex. Text that may become a match is held back, at most 1,024"
+        " characters of it.",
+    )
+    metrics_prefix: str = _row("gateway", PREFIX, "clawd_", "what names of metrics begin with")
 
     def __post_init__(self) -> None:
         for row in SETTINGS:
@@ -342,6 +343,8 @@ def _settings() -> tuple[Setting, ...]:
 SETTINGS = _settings()
 """Every row, in the order of help and README."""
 ROWS = {row.key: row for row in SETTINGS}
+DAEMON_SETTINGS = tuple(row for row in SETTINGS if "clawd" in row.programs)
+"""Those that clawd itself goes by."""
 AT_MOST = (
     ("stream_bytes", "spool_bytes"),
     ("refill_rate", "leak_rate"),

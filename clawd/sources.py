@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from clawd import __version__, ini
-from clawd.config import DIRECTORY, ROWS, SETTINGS, Config, Setting, conflicts
+from clawd.config import ROWS, SETTINGS, Config, Setting, conflicts
 from clawd.errors import ConfigError, ConfigErrors
 
 DEFAULT_FILE = Path("/etc/clawd/clawd.conf")
@@ -62,7 +62,7 @@ class _Draft:
     def take(self, row: Setting, text: str, origin: Origin) -> None:
         file = None if origin.line is None else origin.name
         # A value too long to be shown is too long for anything but a path
-        text = text if row.kind is DIRECTORY else ini.shown(text)
+        text = text if row.kind.is_long else ini.shown(text)
         try:
             self.values[row.key] = row.parse(text, f"{origin}: {row.key}" if file else origin.name)
         except ConfigError as error:
@@ -192,31 +192,50 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def parse_arguments(arguments: Sequence[str]) -> Sources:
-    """The sources that command-line `arguments` name. Raises ConfigError; --help and --version print and exit."""
+DESCRIPTIONS = {
+    "clawd": "Relay LLM tokens from inference processes to clients. Runs in the foreground; SIGTERM stops it, SIGHUP"
+    " has it read its files again. Flags win over files.",
+    "clawd-gateway": "Serve clawd's streams over HTTP, as Server-Sent Events and WebSocket, and its figures to"
+    " Prometheus. Runs in the foreground; SIGTERM lets streams end, then stops it. Flags win over files.",
+}
+
+
+def make_parser(program: str = "clawd") -> argparse.ArgumentParser:
+    """Of a program's command line: a flag for each of its settings."""
     parser = _Parser(
-        prog="clawd",
-        usage="clawd [--config FILE] [--SETTING VALUE]...",
-        description="Relay LLM tokens from inference processes to clients. Runs in the foreground; SIGTERM stops it,"
-        " SIGHUP has it read its files again. Flags win over files.",
+        prog=program,
+        usage=f"{program} [--config FILE] [--SETTING VALUE]...",
+        description=DESCRIPTIONS[program],
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=79),
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", help="show the version and exit", version=f"clawd {__version__}")
+    parser.add_argument(
+        "--version", action="version", help="show the version and exit", version=f"{program} {__version__}"
+    )
     parser.add_argument(
         "--config",
         metavar="FILE",
         help=f"the file of settings, with its drop-ins FILE.d/*.conf (default {DEFAULT_FILE}, where there is one)",
     )
-    groups = {section: parser.add_argument_group(section) for section in SECTIONS}
-    for row in SETTINGS:
+    rows = [row for row in SETTINGS if program in row.programs]
+    groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(row.section for row in rows)}
+    for row in rows:
         text = f"{row.help} (default {row.default_text}{f'; {row.allowed}' if row.allowed else ''})"
         groups[row.section].add_argument(row.flag, dest=row.key, metavar=row.kind.name, help=text)
-    given = vars(parser.parse_args(arguments))
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str]) -> Sources:
+    """The sources that command-line `arguments` name. Raises ConfigError; --help and --version print and exit."""
+    return sources_of(vars(make_parser().parse_args(arguments)))
+
+
+def sources_of(given: Mapping[str, Any]) -> Sources:
+    """The sources that parsed flags name. Raises ConfigError."""
     file = given["config"]
     if file == "":
         raise ConfigError('--config: "" is not a path', "give the path of a clawd.conf")
     return Sources(
         Path(file).absolute() if file else None,
-        {row.key: given[row.key] for row in SETTINGS if given[row.key] is not None},
+        {row.key: given[row.key] for row in SETTINGS if given.get(row.key) is not None},
     )

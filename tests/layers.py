@@ -12,6 +12,7 @@ Tree = Mapping[str, str]
 ROWS = (
     ("clawd.errors",),
     ("clawd.units", "clawd.ini"),
+    ("clawd.setting",),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
     ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources", "clawd.flusher", "clawd.watcher"),
     ("clawd.reading", "clawd.link", "clawd.stats", "clawd.manual", "clawd.ring"),
@@ -20,7 +21,14 @@ ROWS = (
     ("clawd.server.memory", "clawd.server.instance"),
     ("clawd.server.ring", "clawd.server.door"),
     ("clawd.server.recovery",),
-    ("clawd.server", "clawd.kernel", "clawd.gateway", "clawd.engines"),
+    ("clawd.gateway.position", "clawd.gateway.figures", "clawd.gateway.filter", "clawd.gateway.access"),
+    ("clawd.gateway.event", "clawd.gateway.problem", "clawd.gateway.metrics"),
+    ("clawd.gateway.fan",),
+    ("clawd.gateway.reader",),
+    ("clawd.gateway.connection",),
+    ("clawd.gateway.routes",),
+    ("clawd.server", "clawd.kernel", "clawd.gateway.serving", "clawd.engines"),
+    ("clawd.gateway",),
     ("clawd.ctl.client", "clawd.ctl.render"),
     ("clawd.ctl.check", "clawd.ctl.rates", "clawd.ctl.terminal"),
     ("clawd.ctl.features", "clawd.ctl.hardware"),
@@ -34,9 +42,9 @@ ROWS = (
     ("clawd.__main__",),
 )
 # These put the parts of their row together
-WIRING = ("clawd.server.loop", "clawd.ctl", "clawd.ctl.main", "clawd.__main__")
+WIRING = ("clawd.server.loop", "clawd.gateway", "clawd.gateway.main", "clawd.ctl", "clawd.ctl.main", "clawd.__main__")
 # What an engine's process may load, and these load nothing else: its environment has cffi alone, for clawd._core
-BARE = ("clawd.errors", "clawd.units", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core",
+BARE = ("clawd.errors", "clawd.units", "clawd.setting", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core",
         "clawd.flusher", "clawd.watcher", "clawd.ring", "clawd.stream", "clawd.producer")  # fmt: skip
 ONLY = {  # module: the one module that may import it
     "bcc": "clawd.kernel.bpf",

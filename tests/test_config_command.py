@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clawd import manual
-from clawd.config import ROWS, SETTINGS
+from clawd.config import DAEMON_SETTINGS, ROWS, SETTINGS
 from tests.daemon import Daemon
 from tests.test_sources import WECLAW
 
@@ -145,7 +145,7 @@ def test_show_has_each_value_its_origin_and_what_the_files_say_instead(daemon: D
     at = ("--runtime-dir", daemon.runtime_dir)
     shown = lines(clawctl("config", *at))
     assert shown[0].split() == ["KEY", "VALUE", "SET", "IN"]
-    assert [line.split()[0] for line in shown[1:]] == [row.key for row in SETTINGS]
+    assert [line.split()[0] for line in shown[1:]] == [row.key for row in DAEMON_SETTINGS]
     assert [line for line in shown if len(line) > 80] == []
     rows = {line.split()[0]: line.split()[1:] for line in shown[1:]}
     assert rows["keep"][0] == "20s"

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clawd import protocol
-from clawd.config import ROWS, Config
+from clawd.config import DAEMON_SETTINGS, ROWS, Config
 from clawd.consumer import Consumer
 from clawd.ctl.client import Client
 from clawd.errors import ConfigErrors
@@ -330,7 +330,8 @@ def test_any_mutation_of_a_good_file_applies_fully_or_changes_the_error_alone(
         return
     assert (state["error"], state["generation"]) == (None, before["generation"] + 1)
     differing = []
-    for key, row in ROWS.items():
+    for row in DAEMON_SETTINGS:
+        key = row.key
         text = row.kind.format(getattr(wanted, key))
         if values[key] == text:
             continue

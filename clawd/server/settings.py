@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from clawd import log, protocol
-from clawd.config import AT_MOST, ROWS, SETTINGS, Config
+from clawd.config import AT_MOST, DAEMON_SETTINGS, ROWS, Config
 from clawd.errors import ClawdError, ConfigErrors
 from clawd.sources import Configuration, Origin, Sources
 
 
 def merge(old: Configuration, new: Configuration) -> tuple[Config, tuple[str, ...]]:
     """What of `new` can count at once, and the keys that wait for a restart."""
-    changed = {row.key for row in SETTINGS if getattr(new.config, row.key) != getattr(old.config, row.key)}
+    changed = {row.key for row in DAEMON_SETTINGS if getattr(new.config, row.key) != getattr(old.config, row.key)}
     at_once = {key for key in changed if ROWS[key].reload}
     for low, high in AT_MOST:
         # Good together when both have come, which needs a restart: neither goes ahead
@@ -24,7 +24,7 @@ def merge(old: Configuration, new: Configuration) -> tuple[Config, tuple[str, ..
         if values[0] > values[1]:
             at_once -= {low, high}
     config = replace(old.config, **{key: getattr(new.config, key) for key in at_once})
-    return config, tuple(row.key for row in SETTINGS if row.key in changed - at_once)
+    return config, tuple(row.key for row in DAEMON_SETTINGS if row.key in changed - at_once)
 
 
 class Settings:
@@ -53,7 +53,7 @@ class Settings:
                 [str(each) for each in error.errors] if isinstance(error, ConfigErrors) else [str(error)]
             )
         old = self._current
-        changed = [row.key for row in SETTINGS if getattr(config, row.key) != getattr(old.config, row.key)]
+        changed = [row.key for row in DAEMON_SETTINGS if getattr(config, row.key) != getattr(old.config, row.key)]
         origins: dict[str, Origin] = {key: (old if key in pending else new).origins[key] for key in ROWS}
         self._current = Configuration(config, origins, new.files)
         self._generation += 1
@@ -89,6 +89,6 @@ class Settings:
             **self.state(),
             file=str(sources.file) if sources.file else None,
             flags=dict(sources.flags),
-            values={row.key: row.kind.format(getattr(config, row.key)) for row in SETTINGS},
-            origins={key: str(origin) for key, origin in self._current.origins.items()},
+            values={row.key: row.kind.format(getattr(config, row.key)) for row in DAEMON_SETTINGS},
+            origins={row.key: str(self._current.origins[row.key]) for row in DAEMON_SETTINGS},
         )
