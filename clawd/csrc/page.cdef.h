@@ -87,7 +87,8 @@ enum {
 	CLAW_HIST_GAP_RAW = 4, /* between a stream's tokens, as they were committed */
 	CLAW_HIST_GAP = 5, /* as they were released */
 	CLAW_HIST_RELEASE = 6, /* how far from when it was due a token was released */
-	CLAW_HIST_COUNT = 7,
+	CLAW_HIST_FIRST_REQUESTED = 7, /* those of FIRST whose producer told when it was requested */
+	CLAW_HIST_COUNT = 8,
 };
 
 /* What changes with each token is the first 80 bytes. Bytes of a name or a reason beyond their length mean nothing. */

@@ -330,6 +330,8 @@ static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id,
 		return;
 	claw_stream_first_sent(&core->streams, core->outbox.attachments[at].stream, sent_ns);
 	claw_account(core, CLAW_HIST_FIRST, row->requested_ns ? row->requested_ns : row->opened_ns, sent_ns);
+	if (row->requested_ns)
+		claw_account(core, CLAW_HIST_FIRST_REQUESTED, row->requested_ns, sent_ns);
 }
 
 /* A frame of ours: built by claw_outbox_build and kept in private memory since, so nothing needs checking. */
