@@ -24,6 +24,7 @@ from clawd.ctl import (
     consumers,
     demo,
     doctor,
+    keys,
     pace,
     producers,
     reload,
@@ -52,6 +53,7 @@ VERBS: dict[str, ModuleType] = {
     "reload": reload,
     "stop": stop,
     "doctor": doctor,
+    "keys": keys,
     "demo": demo,
     "completion": completion,
 }

@@ -148,6 +148,7 @@ class Server(web.Server):
             "keepalive_timeout": 3600.0,  # `sweep` sees to that
         }
         self.open: set[Connection] = set()
+        self._admitted = 0  # those of `open` that were not refused
         self._addresses: Counter[str] = Counter()
 
     def __call__(self) -> web.RequestHandler:
@@ -157,20 +158,25 @@ class Server(web.Server):
         """Count it, or say why it is one too many."""
         problem = None
         address = connection.address
-        if len(self.open) >= self._max_connections:
+        if self._admitted >= self._max_connections:
             problem = Problem(503, "limit", "the gateway has no room for another connection")
         elif address is not None and self._addresses[address] >= self._max_per_address:
             problem = Problem(429, "limit", "this address has too many connections")
         self.open.add(connection)
-        if address is not None:
-            self._addresses[address] += 1
         if problem is not None:
             self.figures.refused["connections" if problem.status == 503 else "address"] += 1
-        return problem
+            return problem
+        self._admitted += 1
+        if address is not None:
+            self._addresses[address] += 1
+        return None
 
     def forget(self, connection: Connection) -> None:
         if connection in self.open:
             self.open.discard(connection)
+            if connection.refused:
+                return
+            self._admitted -= 1
             address = connection.address
             if address is not None:
                 self._addresses[address] -= 1

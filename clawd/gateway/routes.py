@@ -26,6 +26,7 @@ from clawd.gateway.problem import Problem, problem_of
 from clawd.gateway.reader import Reader
 
 SERVER = "clawd"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 FIRST_S = 0.5
 """How long an answer waits for what decides its status. Then it is 200, and what comes to light is told as an event:
 headers must go out before the first token, or a proxy takes the stream for dead.
@@ -61,8 +62,10 @@ def parse_target(target: str) -> Asked:
 
 def check_name(name: str) -> str:
     """A stream's name. Raises Problem."""
-    if not 1 <= len(name.encode()) <= protocol.NAME_MAX:
-        raise Problem(400, "bad_request", f"a stream's name has 1 to {protocol.NAME_MAX} bytes")
+    if not 1 <= len(name.encode()) <= protocol.NAME_MAX or _CONTROL.search(name):
+        raise Problem(
+            400, "bad_request", f"a stream's name has 1 to {protocol.NAME_MAX} bytes and no control characters"
+        )
     return name
 
 
