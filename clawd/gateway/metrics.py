@@ -28,8 +28,8 @@ from clawd.page import FRESH_NS, Page
 
 _CUTS = int(lib.CLAW_HIST_CUTS)
 _BUCKETS = int(lib.CLAW_HIST_BUCKETS)
-FAULTS = ("error", "producer_lost", "lost", "unknown", "gone", "limit", "denied", "unavailable", "no_space")
-"""Reasons of an end, up to a colon, by which a reader did not get what it came for."""
+FAULTS = ("error", "producer_lost", "lost", "limit", "unavailable", "no_space")
+"""Reasons of an end, up to a colon, by which a reader did not get what there was: not that it asked for nothing."""
 
 
 def bucket_middle(index: int) -> int:
