@@ -261,7 +261,7 @@ class Config:
     recent_bytes: int = _row(
         "gateway",
         SIZE,
-        "256k",
+        "64k",
         "a stream's recent events, kept once for all of its readers",
         "A reader that is further behind reads for itself from clawd, at its own pace, until it has caught up.",
         low="16k",

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 import counts
+from clawd.producer import Producer
 from tests import packages
 from tests.daemon import Daemon
+from tests.gateway import Gateway
 from tests.history import History
 
 
@@ -37,6 +39,25 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 @pytest.fixture
 def daemon(start: Callable[..., Daemon]) -> Daemon:
     return start("--spool-bytes", "16M")
+
+
+@pytest.fixture
+def serve(daemon: Daemon) -> Iterator[Callable[..., Gateway]]:
+    """Starts a gateway of the daemon with flags of the test's choice."""
+    with ExitStack() as stack:
+        yield lambda *flags, **more: stack.enter_context(Gateway(daemon.runtime_dir, *flags, **more))
+
+
+@pytest.fixture
+def gateway(serve: Callable[..., Gateway]) -> Gateway:
+    return serve()
+
+
+@pytest.fixture
+def engine(daemon: Daemon) -> Iterator[Producer]:
+    """A producer of the daemon."""
+    with Producer("engine", daemon.runtime_dir) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,22 +26,10 @@ from tests.gateway import COMMAND, Answer, Gateway, read_all
 
 
 @pytest.fixture
-def serve(daemon: Daemon) -> Iterator[Callable[..., Gateway]]:
-    with ExitStack() as stack:
-        yield lambda *flags, **more: stack.enter_context(Gateway(daemon.runtime_dir, *flags, **more))
-
-
-@pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "gateway.key"
     access.make_key_file(path)
     return path
-
-
-@pytest.fixture
-def producer(daemon: Daemon) -> Iterator[Producer]:
-    with Producer("engine", daemon.runtime_dir) as made:
-        yield made
 
 
 def clawctl(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -138,12 +126,12 @@ def test_only_this_hosts_addresses_need_no_key(listen: str, local: bool) -> None
 
 
 def test_with_a_key_file_nobody_reads_without_a_token(
-    serve: Callable[..., Gateway], producer: Producer, key_file: Path
+    serve: Callable[..., Gateway], engine: Producer, key_file: Path
 ) -> None:
     gateway = serve("--key-file", str(key_file))
     [key] = access.read_keys(key_file)
     late = int(time.time()) + 60
-    stream = producer.open("s")
+    stream = engine.open("s")
     stream.write("secret")
     good, reads = access.make_token(key, "s", "rc", late), access.make_token(key, "s", "r", late)
     bad = {
@@ -190,9 +178,9 @@ def test_a_page_of_another_origin_reads_only_if_it_may(origin, allowed, answer) 
     assert access.allowed_origin(origin, "h:1", allowed) == answer
 
 
-def test_pages_are_answered_as_cors_says(serve: Callable[..., Gateway], producer: Producer) -> None:
+def test_pages_are_answered_as_cors_says(serve: Callable[..., Gateway], engine: Producer) -> None:
     gateway = serve("--allow-origin", "https://chat.example")
-    producer.open("s").write("x")
+    engine.open("s").write("x")
     with gateway.read("/v1/streams/s", Origin="https://chat.example") as events:
         answer = events.open()
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
@@ -211,9 +199,9 @@ def test_pages_are_answered_as_cors_says(serve: Callable[..., Gateway], producer
 
 def test_streams_that_cannot_be_read_are_said_by_kind(start: Callable[..., Daemon]) -> None:
     daemon = start("--keep", "100ms", "--spool-bytes", "16M")
-    with Gateway(daemon.runtime_dir) as gateway, Producer("engine", daemon.runtime_dir) as producer:
+    with Gateway(daemon.runtime_dir) as gateway, Producer("engine", daemon.runtime_dir) as engine:
         gateway.ask("GET", "/v1/streams/none?wait=0").check_problem(404, "unknown")
-        stream = producer.open("s")
+        stream = engine.open("s")
         stream.write("x")
         with gateway.read("/v1/streams/s") as events:
             said = events.next()
@@ -229,11 +217,11 @@ def test_streams_that_cannot_be_read_are_said_by_kind(start: Callable[..., Daemo
         assert gateway.is_idle()
 
 
-def test_a_name_may_have_any_byte_that_utf8_has(serve: Callable[..., Gateway], producer: Producer) -> None:
+def test_a_name_may_have_any_byte_that_utf8_has(serve: Callable[..., Gateway], engine: Producer) -> None:
     gateway = serve()
-    names = [chr(code) for code in range(32, 127)] + ["ü", "🦞", "a/b", "..", ".", "%2F", "a b+c", "x" * 255, "\u2028"]
+    names = [chr(code) for code in range(32, 127)] + ["ü", "🦞", "a/b", "..", "%2F", "a b+c", "x" * 255, "\u2028"]
     for name in names:
-        stream = producer.open(name)
+        stream = engine.open(name)
         stream.write("x")
         stream.close("stop")
         path = "".join(f"%{byte:02X}" for byte in name.encode())
@@ -283,9 +271,9 @@ def test_a_position_is_read_as_it_was_written(incarnation: int, seq: int, chars:
     assert position.parse(str(at)) == at
 
 
-def test_ids_of_every_wrong_kind_get_a_problem(serve: Callable[..., Gateway], producer: Producer) -> None:
+def test_ids_of_every_wrong_kind_get_a_problem(serve: Callable[..., Gateway], engine: Producer) -> None:
     gateway = serve()
-    stream = producer.open("s")
+    stream = engine.open("s")
     stream.write("x")
     for said in BAD_IDS:
         if said != "1-":
@@ -319,9 +307,9 @@ def test_connections_beyond_a_limit_are_told_and_closed(serve: Callable[..., Gat
     assert figures['clawd_gateway_refused_total{limit="address"}'] >= 1
 
 
-def test_who_sends_no_whole_request_in_time_is_cut_off(serve: Callable[..., Gateway], producer: Producer) -> None:
+def test_who_sends_no_whole_request_in_time_is_cut_off(serve: Callable[..., Gateway], engine: Producer) -> None:
     gateway = serve("--header-timeout", "1s")
-    stream = producer.open("s")
+    stream = engine.open("s")
     with ExitStack() as stack:
         honest = stack.enter_context(gateway.read("/v1/streams/s"))
         slow = [stack.enter_context(gateway.dial()) for _ in range(50)]
@@ -366,9 +354,9 @@ def test_requests_that_are_too_long_or_no_http_get_a_problem(serve: Callable[...
     assert not gateway.log.find("Traceback")
 
 
-def test_a_flood_of_reconnects_leaves_nothing(serve: Callable[..., Gateway], producer: Producer) -> None:
+def test_a_flood_of_reconnects_leaves_nothing(serve: Callable[..., Gateway], engine: Producer) -> None:
     gateway = serve()
-    stream = producer.open("s")
+    stream = engine.open("s")
     stream.write("x")
     for number in range(300):
         with gateway.read("/v1/streams/s" if number % 3 else "/v1/streams/none?wait=0") as events:

@@ -32,12 +32,6 @@ def gateway(daemon: Daemon) -> Iterator[Gateway]:
         yield running
 
 
-@pytest.fixture
-def producer(daemon: Daemon) -> Iterator[Producer]:
-    with Producer("engine", daemon.runtime_dir) as made:
-        yield made
-
-
 def say(stream: Stream, words: list[str] = WORDS, reason: str = "stop") -> None:
     for word in words:
         stream.write(word)
@@ -45,8 +39,8 @@ def say(stream: Stream, words: list[str] = WORDS, reason: str = "stop") -> None:
     stream.close(reason)
 
 
-def test_curl_sees_text_as_it_comes_and_its_end_cancels(gateway: Gateway, producer: Producer) -> None:
-    stream = producer.open("s")
+def test_curl_sees_text_as_it_comes_and_its_end_cancels(gateway: Gateway, engine: Producer) -> None:
+    stream = engine.open("s")
     command = ["curl", "-sN", f"{gateway.url}/v1/streams/s"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as curl:
         assert curl.stdout
@@ -75,8 +69,8 @@ async def _messages(url: str, **options: Any) -> list[dict[str, Any]]:
         return [json.loads(message.data) async for message in socket]
 
 
-def test_a_websocket_gets_the_same_events(gateway: Gateway, producer: Producer) -> None:
-    threading.Thread(target=say, args=(producer.open("s"),)).start()
+def test_a_websocket_gets_the_same_events(gateway: Gateway, engine: Producer) -> None:
+    threading.Thread(target=say, args=(engine.open("s"),)).start()
     said = asyncio.run(_messages(f"{gateway.url}/v1/streams/s/ws"))
     assert "".join(each["text"] for each in said[:-1]) == "".join(WORDS)
     assert {each["event"] for each in said[:-1]} == {"text"}
@@ -89,8 +83,8 @@ def test_a_websocket_gets_the_same_events(gateway: Gateway, producer: Producer) 
         )
 
 
-def test_a_long_message_and_a_cancel_go_through_a_websocket(gateway: Gateway, producer: Producer) -> None:
-    stream = producer.open("s")
+def test_a_long_message_and_a_cancel_go_through_a_websocket(gateway: Gateway, engine: Producer) -> None:
+    stream = engine.open("s")
     text = "你" * 900
     for _ in range(40):
         stream.write(text)
@@ -112,8 +106,8 @@ def test_a_long_message_and_a_cancel_go_through_a_websocket(gateway: Gateway, pr
     until(lambda: stream.cancelled, "the cancel")
 
 
-def test_a_websocket_that_goes_away_cancels(gateway: Gateway, producer: Producer) -> None:
-    stream = producer.open("s")
+def test_a_websocket_that_goes_away_cancels(gateway: Gateway, engine: Producer) -> None:
+    stream = engine.open("s")
 
     async def run() -> None:
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{gateway.url}/v1/streams/s/ws"):
@@ -165,8 +159,8 @@ def _asked(gateway: Gateway, stream: str) -> Iterator[Any]:
 
 @pytest.mark.filterwarnings("ignore")  # of its dependencies
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "cancelled"])
-def test_openais_client_reads_a_stream(gateway: Gateway, producer: Producer, reason: str) -> None:
-    stream = producer.open("chatcmpl-1", meta={"model": "tiny"})
+def test_openais_client_reads_a_stream(gateway: Gateway, engine: Producer, reason: str) -> None:
+    stream = engine.open("chatcmpl-1", meta={"model": "tiny"})
     threading.Thread(target=say, args=(stream, WORDS, reason)).start()
     with _asked(gateway, "chatcmpl-1") as answer:
         chunks = list(answer)
@@ -218,8 +212,8 @@ def _shown(page: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("way", ["sse", "ws"])
-def test_a_browser_shows_a_stream(gateway: Gateway, producer: Producer, browse: Any, way: str, tmp_path: Path) -> None:
-    stream = producer.open("chatcmpl-1/ü")
+def test_a_browser_shows_a_stream(gateway: Gateway, engine: Producer, browse: Any, way: str, tmp_path: Path) -> None:
+    stream = engine.open("chatcmpl-1/ü")
     writer = threading.Thread(target=say, args=(stream, WORDS))
     picture = tmp_path / "page.png"
     writer.start()
@@ -235,8 +229,8 @@ def test_a_browser_shows_a_stream(gateway: Gateway, producer: Producer, browse: 
     assert figures[f'clawd_gateway_requests_total{{code="{code}",kind="{kind}"}}'] == 1
 
 
-def test_a_browser_is_told_that_its_stream_is_over(browse: Any, gateway: Gateway, producer: Producer) -> None:
-    producer.open("s").close("stop")
+def test_a_browser_is_told_that_its_stream_is_over(browse: Any, gateway: Gateway, engine: Producer) -> None:
+    engine.open("s").close("stop")
     _, state = _shown(browse("stream=s&way=sse", "--dump-dom"))
     assert state == "Ended (stop): no text"
 

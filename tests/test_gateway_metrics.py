@@ -12,7 +12,6 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ from tests.gateway import Gateway
 
 MONITORING = Path(str(files("clawd.gateway"))) / "monitoring"
 RULES, DASHBOARD = MONITORING / "clawd.rules.yml", MONITORING / "dashboard.json"
-
-
-@pytest.fixture
-def gateway(daemon: Daemon) -> Iterator[Gateway]:
-    with Gateway(daemon.runtime_dir) as running:
-        yield running
 
 
 def test_a_buckets_middle_is_the_cores() -> None:
@@ -69,9 +62,9 @@ def test_a_histogram_of_ours_is_cumulative() -> None:
 
 def test_figures_follow_what_happens(gateway: Gateway, daemon: Daemon) -> None:
     assert gateway.metrics()["clawd_up"] == 1
-    with Producer("engine", daemon.runtime_dir) as producer:
-        told = producer.open("told", requested_ns=time.monotonic_ns() - 300_000_000)
-        plain = producer.open("plain")
+    with Producer("engine", daemon.runtime_dir) as engine:
+        told = engine.open("told", requested_ns=time.monotonic_ns() - 300_000_000)
+        plain = engine.open("plain")
         with gateway.read("/v1/streams/told") as one, gateway.read("/v1/streams/plain") as other:
             for stream, events in ((told, one), (plain, other)):
                 for word in ("a", "b", "c"):
@@ -113,9 +106,9 @@ def test_what_counts_as_a_fault() -> None:
 
 
 def test_reasons_that_engines_make_up_do_not_grow_for_ever(gateway: Gateway, daemon: Daemon) -> None:
-    with Producer("engine", daemon.runtime_dir) as producer:
+    with Producer("engine", daemon.runtime_dir) as engine:
         for number in range(100):
-            producer.open(f"s{number}").close(f"reason {number}")
+            engine.open(f"s{number}").close(f"reason {number}")
             with gateway.read(f"/v1/streams/s{number}") as events:
                 assert events.next().json()["reason"] == f"reason {number}"
     ends = {name: value for name, value in gateway.metrics().items() if name.startswith("clawd_gateway_ends_total")}
@@ -217,10 +210,10 @@ def test_every_expression_of_dashboard_and_rules_has_data(gateway: Gateway, daem
 
     def work() -> None:
         number = 0
-        with Producer("engine", daemon.runtime_dir) as producer:
+        with Producer("engine", daemon.runtime_dir) as engine:
             while not over.is_set():
                 number += 1
-                stream = producer.open(f"s{number}", requested_ns=time.monotonic_ns() if number % 2 else None)
+                stream = engine.open(f"s{number}", requested_ns=time.monotonic_ns() if number % 2 else None)
                 with gateway.read(f"/v1/streams/s{number}") as events:
                     for word in ("a", "b", "c"):
                         stream.write(word)

@@ -16,10 +16,12 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import pacing, producer, text
+from tests.bench import gateway, pacing, producer, text
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
+HELD_S = 60.0
+"""How long the gateway's connections are held."""
 FIGURES = ("p50_us", "p99_us", "held_p50_us", "held_p99_us", "producer_cpu_us", "relay_cpu_us", "receiver_cpu_us")
 
 RATIOS = {
@@ -111,6 +113,15 @@ def cpu_list(text: str) -> set[int]:
     return cpus
 
 
+def through_gateway(seconds: float, rounds: int, options: argparse.Namespace) -> int:
+    result = gateway.compare(seconds, rounds)
+    if options.json:
+        print(json.dumps({"version": 1, "seconds": seconds, "rounds": rounds, "gateway": result}))
+    else:
+        print(gateway.show(result, seconds))
+    return 1 if result["clawd"]["errors"] else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
@@ -118,9 +129,8 @@ def main() -> int:
         " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
     )
     what = "relay: written to read; producer: what a write costs; text: what a token's class costs; pacing: even gaps"
-    parser.add_argument(
-        "what", nargs="?", choices=("relay", "producer", "text", "pacing"), help=f"{what} (default: all)"
-    )
+    what += " (default: all these); gateway: events over HTTP, for a minute"
+    parser.add_argument("what", nargs="?", choices=("relay", "producer", "text", "pacing", "gateway"), help=what)
     parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
     parser.add_argument("--load", choices=tuple(loads(1)), action="append", help="only this load; may be repeated")
     parser.add_argument("--path", choices=tuple(PATHS), action="append", help="only this path; may be repeated")
@@ -132,6 +142,10 @@ def main() -> int:
     if options.pin:
         os.sched_setaffinity(0, options.pin)  # inherited by every process of the benchmark
     rounds, seconds = (1, 0.3) if options.smoke else (options.rounds, options.seconds)
+    if options.what == "gateway":
+        return through_gateway(
+            2.0 if options.smoke else max(options.seconds, HELD_S), 1 if options.smoke else 3, options
+        )
     chosen = loads(seconds)
     paths = tuple(options.path or PATHS)
     if "clawd" not in paths:
