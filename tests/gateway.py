@@ -121,6 +121,11 @@ class Gateway:
         lines = [line for line in answer.body.decode().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
+    def private_bytes(self) -> int:
+        """Memory of the gateway that is not shared: what a reader can cost it."""
+        rows = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().split("\n")
+        return 1024 * sum(int(row.split()[1]) for row in rows if row.startswith("Private_"))
+
     def await_figure(self, name: str, value: float) -> None:
         until(lambda: self.metrics().get(name) == value, f"{name} = {value}, which is {self.metrics().get(name)}")
 
@@ -189,7 +194,7 @@ class Told:
         return position.parse(self.id)
 
 
-@dataclass
+@dataclass(eq=False)
 class Events:
     """A request for Server-Sent Events, read by hand: HTTP chunks, then lines, as the standards say."""
 

@@ -257,7 +257,7 @@ def test_a_slow_reader_is_bounded_and_slows_nobody(
     stream = engine.open("s")
     parts = [b"%06d " % number * 40 for number in range(1500)]  # 420 kB, which the spool keeps whole
     slow = gateway.read("/v1/streams/s")
-    slow.dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
     with gateway.read("/v1/streams/s") as fast:
         until(lambda: daemon.streams()["s"]["attachments"] == 1, "both")
         writer = threading.Thread(target=write, args=(history, stream, parts))
@@ -268,6 +268,57 @@ def test_a_slow_reader_is_bounded_and_slows_nobody(
     # and the slow one, when it reads at last, gets every token too, from an attachment of its own
     assert slow.text() == text
     slow.dialled.close()
+
+
+def test_a_reader_that_caught_up_shares_the_attachment_again(
+    serve: Callable[..., Gateway], engine: Producer, daemon: Daemon
+) -> None:
+    gateway = serve("--recent-bytes", "16k")
+    stream = engine.open("s")
+    text = "".join(f"{number:06} " * 200 for number in range(400))  # 560 kB
+    with gateway.read("/v1/streams/s") as fast, gateway.read("/v1/streams/s") as slow:
+        slow.dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+        until(lambda: gateway.metrics()["clawd_gateway_readers"] == 2, "both")
+        shown = {fast: "", slow: ""}
+        following = {events: iter(events) for events in (fast, slow)}
+        for at in range(0, len(text), 1400):
+            stream.write(text[at : at + 1400], block=PATIENCE_S)
+        for events in (fast, slow):
+            while len(shown[events]) < len(text):
+                shown[events] += next(following[events]).json()["text"]
+            assert shown[events] == text
+        assert gateway.metrics()["clawd_gateway_moved_total"] >= 1
+        until(lambda: daemon.streams()["s"]["attachments"] == 1, "one attachment for both")
+        stream.write("both")
+        assert [next(following[events]).json()["text"] for events in (fast, slow)] == ["both", "both"]
+        stream.close("stop")
+        assert [next(following[events]).json() for events in (fast, slow)] == [{"reason": "stop"}] * 2
+
+
+def test_a_reader_that_takes_nothing_costs_a_bounded_memory(
+    serve: Callable[..., Gateway], engine: Producer, daemon: Daemon
+) -> None:
+    gateway = serve("--recent-bytes", "64k")
+    streams = [engine.open(f"s{number}") for number in range(4)]
+    with ExitStack() as stack:
+        readers = [stack.enter_context(gateway.read(f"/v1/streams/s{number}")) for number in range(4)]
+        for events, stream in zip(readers, streams, strict=True):
+            events.dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stream.write("begun")
+            events.next()
+        before = gateway.private_bytes()
+        for _ in range(200):
+            for stream in streams:
+                stream.write("x" * 8000, block=PATIENCE_S)
+        until(lambda: daemon.total("text_bytes") == 4 * (5 + 200 * 8000), "all of it")
+        sent = -1
+        while sent != (sent := daemon.total("sent")):  # until the gateway takes no more
+            time.sleep(0.3)
+        # 1.6 MB each: one that kept what it could not hand on would have four times that, and encoded again
+        grown = (gateway.private_bytes() - before) / len(streams)
+        print(f"{grown / 1024:.0f} kB a reader that takes nothing")
+        assert grown < 1_000_000
+        assert daemon.total("attachments") == 4
 
 
 def test_a_reader_that_takes_nothing_is_cut_off_and_can_go_on(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 
@@ -61,6 +62,8 @@ def test_a_restarted_clawd_is_found_again(daemon: Daemon, serve: Callable[..., G
 
 def test_it_runs_without_clawd_and_says_so(tmp_path, engine: Producer, daemon: Daemon) -> None:
     with Gateway(tmp_path / "nothing here") as gateway:
+        gateway.process.send_signal(signal.SIGHUP)
+        gateway.log.wait("restart to apply")
         gateway.ask("GET", "/readyz").check_problem(503, "unavailable")
         gateway.ask("GET", "/v1/streams/s").check_problem(503, "unavailable")
         assert gateway.ask("GET", "/healthz").status == 200

@@ -103,6 +103,8 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """What aiohttp answers to what is no HTTP, and to faults of ours."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # it has gone while it was answered
         if status >= 500:
             log.failure("a request failed", exc or RuntimeError(message))
             problem = Problem(500, "error", "the gateway failed on this request")
@@ -111,6 +113,8 @@ class Connection(web.RequestHandler):
         else:
             problem = Problem(400, "bad_request", "this is no HTTP request that can be understood")
         self._server.figures.requests["none", problem.status] += 1
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer had begun, so there cannot be another")
         answer = problem.response()
         answer.force_close()
         return answer

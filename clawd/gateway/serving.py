@@ -70,6 +70,8 @@ class Gateway:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        # Which would end it
+        loop.add_signal_handler(signal.SIGHUP, log.warning, "settings are read at a start: restart to apply new ones")
         with listener(config) as accepting:
             serving = await loop.create_server(server, sock=accepting, backlog=BACKLOG)
             sweep = loop.create_task(self._sweep(server))
