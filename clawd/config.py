@@ -30,8 +30,8 @@ from clawd.setting import (
     Setting,
 )
 
-__all__ = ["AT_MOST", "DAEMON_SETTINGS", "DIRECTORY", "PACES", "RELAY_SLACK", "ROWS", "SETTINGS", "SIZE", "TIME", "Config", "Kind", "Setting",
-           "conflicts", "default_runtime_dir", "files_needed"]  # fmt: skip
+__all__ = ["AT_MOST", "DAEMON_SETTINGS", "DIRECTORY", "PACES", "RELAY_SLACK", "ROWS", "SETTINGS", "SIZE", "TIME",
+           "Config", "Kind", "Setting", "conflicts", "default_runtime_dir", "files_needed"]  # fmt: skip
 
 
 def default_runtime_dir() -> Path:

@@ -72,7 +72,6 @@ class Fan:
         self._shown = 0
         self._untold = 0  # tokens that showed nothing yet
         self._skip = after.chars if after else 0  # characters that were shown before
-        self._written_ns = 0
         position = f"{after.incarnation}-{after.seq}" if after and after.seq >= 0 else None
         grace = terms.gone_grace
         self.reading: AsyncReading = consumer.attach(
@@ -165,13 +164,6 @@ class Fan:
     def _take(self, batch: Batch) -> None:
         text, pipeline = batch.text, self._pipeline
         written = batch.written_ns
-        if batch.count:
-            before = self._written_ns
-            for at in written:
-                if before:
-                    self._figures.raw_gap.add(max(0, at - before) / 1e9)
-                before = at
-            self._written_ns = before
         if pipeline is not None:
             text = pipeline.feed(text)
         position = self.reading.position

@@ -41,8 +41,6 @@ class Figures:
     def __init__(self) -> None:
         self.first_token = Histogram()
         """From a request to the write of its first text."""
-        self.raw_gap = Histogram()
-        """Between the writes of two tokens of a stream by its engine."""
         self.delivered_gap = Histogram()
         """Between two tokens as they were written to a reader: those written together have none."""
         self.added = Histogram()

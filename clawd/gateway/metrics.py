@@ -97,6 +97,10 @@ def _of(histogram: Histogram, **labels: str) -> tuple[dict[str, str], list[tuple
     return labels, histogram.buckets(), histogram.sum
 
 
+def _page_row(hist: Any, **labels: str) -> tuple[dict[str, str], list[tuple[str, float]], float]:
+    return labels, hist_buckets(hist), hist.sum_ns / 1e9
+
+
 class _Collector(Collector):
     def __init__(self, runtime_dir: Path, prefix: str, figures: Figures | None, load: Callable[[], Load]) -> None:
         self._runtime_dir = runtime_dir
@@ -162,27 +166,33 @@ class _Collector(Collector):
             ({"origin": "requested"}, requested, told.sum_ns / 1e9),
             ({"origin": "opened"}, opened, max(0, first.sum_ns - told.sum_ns) / 1e9),
         )
+        gaps = [_page_row(page.hist(lib.CLAW_HIST_GAP_RAW), side="raw"),
+                _page_row(page.hist(lib.CLAW_HIST_GAP), side="released")]  # fmt: skip
+        added = [_page_row(page.hist(lib.CLAW_HIST_HELD), by="pacer")]
+        if self._figures is not None:
+            gaps.append(_of(self._figures.delivered_gap, side="delivered"))
+            added.append(_of(self._figures.added, by="all"))
+        yield make.histogram(
+            "token_gap_seconds",
+            "Between two tokens of a stream: raw as they came, released by the pacer, delivered by the gateway.",
+            *gaps,
+        )
+        yield make.histogram(
+            "added_delay_seconds",
+            "Added to a token: by the pacer, and by all of it, from its engine's write to the gateway's write to a"
+            " reader that keeps up.",
+            *added,
+        )
         commit, send = page.hist(lib.CLAW_HIST_COMMIT), page.hist(lib.CLAW_HIST_SEND)
         yield make.histogram(
             "stage_duration_seconds",
             "From a token's write by its engine to what is named: committed, or sent to a client.",
-            ({"stage": "committed"}, hist_buckets(commit), commit.sum_ns / 1e9),
-            ({"stage": "sent"}, hist_buckets(send), send.sum_ns / 1e9),
+            _page_row(commit, stage="committed"),
+            _page_row(send, stage="sent"),
         )
 
     def _gateway(self, figures: Figures, load: Load) -> Iterator[Metric]:
         make = self._make
-        yield make.histogram(
-            "token_gap_seconds",
-            "Between two tokens: raw as the engine wrote them, delivered as the gateway wrote them to a reader.",
-            _of(figures.raw_gap, side="raw"),
-            _of(figures.delivered_gap, side="delivered"),
-        )
-        yield make.histogram(
-            "added_delay_seconds",
-            "From a token's write by its engine to the gateway's write to a reader that keeps up.",
-            _of(figures.added),
-        )
         yield make.histogram(
             "gateway_first_text_seconds", "From a reader's request to its first text.", _of(figures.first_token)
         )
