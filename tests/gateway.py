@@ -206,6 +206,7 @@ class Events:
     answer: Answer | None = None
     ended: bool = False
     """The last chunk came: the answer is whole."""
+    hints: list[int] = field(default_factory=list)
     _raw: bytes = b""
     _text: bytes = b""
     _id: str = ""
@@ -268,7 +269,9 @@ class Events:
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
             if not line:
-                if data:
+                if kind == "hint":  # comes when this host is busy, which no test decides
+                    self.hints.append(json.loads("".join(data))["degrade"])
+                elif data:
                     yield Told(kind, "\n".join(data), self._id)
                 kind, data = "message", []
             elif not name:

@@ -7,7 +7,13 @@ import signal
 import socket
 from collections.abc import Callable
 
+import eventloop
+from clawd.aconsumer import AsyncConsumer
+from clawd.gateway.event import OpenAI, Sse
+from clawd.gateway.fan import Fan, Terms
+from clawd.gateway.figures import Figures
 from clawd.producer import Producer
+from eventloop import on_loop
 from tests.daemon import Daemon, until
 from tests.gateway import Gateway
 
@@ -137,3 +143,23 @@ def test_events_resume_through_filters(serve: Callable[..., Gateway], engine: Pr
     for at, before in said:
         with gateway.read("/v1/streams/s", **({"Last_Event_ID": at} if at else {})) as again:
             assert before + again.text() == shown + rest, at
+
+
+@on_loop
+async def test_a_reader_is_told_what_to_leave_out(daemon: Daemon, engine: Producer) -> None:
+    class Tight(AsyncConsumer):
+        degrade = 2  # as clawd's frames say when a client's network is bad
+
+    terms = Terms(65_536, 1.0, 1.0, lambda: None)
+    async with Tight(daemon.runtime_dir) as consumer:
+        fan = Fan(consumer, "s", None, 1.0, terms, Figures())
+        stream = engine.open("s")
+        stream.write("x")
+        stream.close("stop")
+        await eventloop.until(lambda: fan.over)
+        assert [event.kind for event in fan.events] == ["text", "hint", "end"]
+        hint = fan.events[1]
+        assert hint.position == fan.events[0].position
+        assert f'id: {hint.position}\nevent: hint\ndata: {{"degrade":2}}\n\n'.encode() == hint.encoded(Sse, fan)
+        assert hint.encoded(OpenAI, fan) == b': "degrade":2\n\n'
+        fan.close()

@@ -26,8 +26,8 @@ class Story(Protocol):
 
 
 class Event:
-    """One thing to tell. `kind` is text, gap or end; `body` its JSON object without braces; `position` where a reader
-    is after it, None where that cannot be said. `tokens` counts the text's, the last of which was written at
+    """One thing to tell. `kind` is text, gap, hint or end; `body` its JSON object without braces; `position` where a
+    reader is after it, None where that cannot be said. `tokens` counts the text's, the first of which was written at
     `written_ns`.
     """
 
@@ -60,6 +60,11 @@ def text_event(text: str, seq: int, tokens: int, position: Position | None, writ
 
 def gap_event(first: int, last: int, reason: str, position: Position | None) -> Event:
     return Event("gap", f'"first":{first},"last":{last},"reason":{_quote(reason)}', position, reason=reason)
+
+
+def hint_event(degrade: int, position: Position | None) -> Event:
+    """What clawd asks readers to leave out while things are tight: 0 nothing, more is more."""
+    return Event("hint", f'"degrade":{degrade}', position)
 
 
 def end_event(reason: str, message: str | None, position: Position | None) -> Event:
@@ -150,6 +155,8 @@ class OpenAI(Format):
             return f"{at}data: {_chunk(story, delta, 'null')}\n\n".encode()
         if event.kind == "gap":
             return f"{at}data: {_error('gap', f'tokens are missing: {event.reason}')}\n\n".encode()
+        if event.kind == "hint":  # a comment: they have no word for it
+            return f": {event.body}\n\n".encode()
         finish = FINISH.get(event.reason)
         if finish:
             data = _chunk(story, "{}", f'"{finish}"')

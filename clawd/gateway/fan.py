@@ -16,7 +16,7 @@ from typing import Protocol
 from clawd import log
 from clawd.aconsumer import AsyncConsumer, AsyncReading, Batch
 from clawd.errors import AttachError, ClawdError, ControlError
-from clawd.gateway.event import Event, end_event, gap_event, text_event
+from clawd.gateway.event import Event, end_event, gap_event, hint_event, text_event
 from clawd.gateway.figures import Figures
 from clawd.gateway.filter import Pipeline
 from clawd.gateway.position import Position
@@ -63,8 +63,10 @@ class Fan:
         self.over = False
         self.error: ClawdError | None = None
         """Why nothing came at all."""
+        self._consumer = consumer
         self._terms = terms
         self._figures = figures
+        self._degrade = 0  # what readers were told last
         self._bytes = 0
         self._room: asyncio.Future[None] | None = None
         self._pipeline = terms.pipeline()
@@ -152,6 +154,9 @@ class Fan:
             if batch is None:
                 break
             self._take(batch)
+            if self._consumer.degrade != self._degrade:
+                self._degrade = self._consumer.degrade
+                self._tell(hint_event(self._degrade, self._position()))
             if self._pipeline is not None and self._pipeline.stopped:
                 reading.cancel()
                 self._finish("stop")
