@@ -59,5 +59,14 @@ def test_the_wheel_holds_the_modules_and_the_core_and_no_source(wheel: Path) -> 
     assert {f"clawd/ctl/demo/{text}.txt" for text in ("english", "chinese", "figures")} <= set(names)
     assert zipfile.ZipFile(wheel).read("clawd/clawd_ring.h").decode() == build.header()
     packed = [name for name in names if ".dist-info/" not in name]
-    allowed = (".py", ".abi3.so", "/py.typed", "/clawd_ring.h", ".txt")
+    allowed = (
+        ".py",
+        ".abi3.so",
+        "/py.typed",
+        "/clawd_ring.h",
+        ".txt",
+        "/page.html",
+        "/clawd.rules.yml",
+        "/dashboard.json",
+    )
     assert [name for name in packed if not (name.startswith("clawd/") and name.endswith(allowed))] == []

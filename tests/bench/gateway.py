@@ -97,13 +97,13 @@ def measure(path: str, seconds: float) -> dict[str, Any]:
             try:
                 children += [Child("events", "readers", order), Child("events", "engine", order)]
                 start = str(time.monotonic() + 0.3)
-                before, idle = sum(map(cpu_s, pids)), _private_bytes(pid)
+                before, idle = sum(cpu_s(each)[0] for each in pids), _private_bytes(pid)
                 for child in children:
                     child.tell(start)
                 time.sleep(0.3 + 0.7 * seconds)
                 held = _private_bytes(pid)
                 wrote, got = children[1].figures(), children[0].figures()
-                cpu = sum(map(cpu_s, pids)) - before
+                cpu = sum(cpu_s(each)[0] for each in pids) - before
             finally:
                 for child in children:
                     child.end()
