@@ -69,12 +69,16 @@ class Backlog(NamedTuple):
 
 
 def encoded(what: str, value: object, longest: int) -> bytes:
-    """A text of 1 to `longest` bytes. Raises TypeError, ValueError."""
+    """A text of 1 to `longest` bytes, without control characters: clawd quarantines a ring over those, because they
+    would end up in logs and terminals. Raises TypeError, ValueError.
+    """
     if not isinstance(value, str):
         raise TypeError(f"{what} must be str, not {type(value).__name__}")
     data = value.encode()
     if not 1 <= len(data) <= longest:
         raise ValueError(f"{what} must be 1 to {longest} bytes of UTF-8, not {len(data)}")
+    if any(byte < 0x20 or byte == 0x7F for byte in data):
+        raise ValueError(f"{what} must not hold control characters: {value!r}")
     return data
 
 

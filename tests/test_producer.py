@@ -24,6 +24,7 @@ from clawd.errors import (
 )
 from clawd.producer import Producer
 from fake_clawd import Drainer, FakeClawd, Ring, fill
+from tests.daemon import Daemon
 
 SMALL = 4096
 
@@ -436,3 +437,19 @@ def test_the_descriptor_is_readable_once_clawd_is_gone(small, fake: FakeClawd) -
     producer.close()
     with pytest.raises(StreamClosed):
         producer.fileno()
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "\x1b[2J", "nul\0", "del\x7f"])
+def test_control_characters_are_refused_before_clawd_sees_them(daemon: Daemon, bad: str) -> None:
+    with pytest.raises(ValueError, match="control characters"):
+        Producer(bad, daemon.runtime_dir)
+    with Producer("p", daemon.runtime_dir) as producer:
+        with pytest.raises(ValueError, match="control characters"):
+            producer.open(bad)
+        stream = producer.open("good \u00a0 name…")
+        with pytest.raises(ValueError, match="control characters"):
+            stream.close(bad)
+        stream.write("x")
+        stream.close()
+    daemon.await_total("ended", 1)
+    assert daemon.total("quarantined") == 0
