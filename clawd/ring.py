@@ -104,8 +104,8 @@ class Ring:
 
     def __init__(self, name: str, directory: bytes, buffer_size: int | None, overflow_bytes: int) -> None:
         label = encoded("name", name, lib.CLAW_PRODUCER_NAME - 1)
-        if b"\0" in label or b"\0" in directory:
-            raise ValueError("name and runtime_dir must not hold NUL")
+        if b"\0" in directory:
+            raise ValueError("runtime_dir must not hold NUL")
         low = lib.CLAW_RING_BYTES_MIN
         asked = 0 if buffer_size is None else _size("buffer_size", buffer_size, low, lib.CLAW_RING_BYTES_MAX)
         if overflow_bytes != 0 or type(overflow_bytes) is not int:

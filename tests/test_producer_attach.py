@@ -343,7 +343,7 @@ def test_a_daemon_that_hangs_up_is_reported(fake: FakeClawd) -> None:
         (lambda p, s: Producer("", "/x"), ValueError, "name must be 1 to 63 bytes"),
         (lambda p, s: Producer("x" * 64, "/x"), ValueError, "name must be 1 to 63 bytes"),
         (lambda p, s: Producer(5, "/x"), TypeError, "name must be str"),
-        (lambda p, s: Producer("a\0b", "/x"), ValueError, "NUL"),
+        (lambda p, s: Producer("a\0b", "/x"), ValueError, "control"),
         (lambda p, s: Producer("x", "/x", 5000), ValueError, "buffer_size must be a power of two"),
         (
             lambda p, s: Producer("x", "/x", overflow_bytes=5000),
