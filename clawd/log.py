@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line per event on stderr: for the journal with its priority prefix, for people with the time of day. A name from
-a peer can neither break a line nor reach the terminal as an escape.
+"""One line per event: for the journal with a field for each value, for people on stderr with the time of day. A name
+from a peer can neither break a line nor reach the terminal as an escape.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import socket
+import struct
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from clawd.errors import ClawdError
+
+JOURNAL = "/run/systemd/journal/socket"
+"""Where journald takes entries with fields, see https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
 
 _LOGGER = logging.getLogger("clawd")
 QUIET = logging.getLogger("clawd.quiet")
@@ -30,9 +37,10 @@ def field(name: str, value: Any) -> str:
 
 
 def event(what: str, /, level: int = logging.INFO, **values: Any) -> None:
-    """Log that `what` happened, with `values` in the order given."""
+    """Log that `what` happened, with `values` in the order given: in the journal `stream` is the field STREAM=."""
     if _LOGGER.isEnabledFor(level):
-        _LOGGER.log(level, "%s", " ".join([what, *(field(name, value) for name, value in values.items())]))
+        line = " ".join([what, *(field(name, value) for name, value in values.items())])
+        _LOGGER.log(level, "%s", line, extra={"values": values})
 
 
 def warning(what: str, /, **values: Any) -> None:
@@ -43,7 +51,7 @@ def failure(what: str, error: BaseException, /, **values: Any) -> None:
     """Log an error. One of ours is one line; for any other the traceback follows: it is a fault of clawd."""
     ours = isinstance(error, ClawdError)
     line = " ".join([what, *(field(name, value) for name, value in values.items()), field("error", error)])
-    _LOGGER.error("%s", line, exc_info=None if ours else error)
+    _LOGGER.error("%s", line, exc_info=None if ours else error, extra={"values": values})
 
 
 class _Formatter(logging.Formatter):
@@ -65,6 +73,51 @@ class _Handler(logging.StreamHandler[TextIO]):
         """A log that cannot be written must not stop the relay, and there is nowhere to say so."""
 
 
+class _Journal(_Handler):
+    """Writes entries to journald, and lines to `stream` as long as journald does not take them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        values: Mapping[str, Any] = getattr(record, "values", {})
+        text = _PLAIN.format(record)
+        if self._lost:
+            values = {**values, "lost": self._lost}
+            text += f" (and {self._lost} lines before it that the journal had no room for)"
+        fields = {
+            "MESSAGE": text,
+            "PRIORITY": _PRIORITY.get(record.levelno, 6),
+            "SYSLOG_IDENTIFIER": "clawd",
+            **{name.upper(): "-" if value is None else value for name, value in values.items()},
+        }
+        try:
+            self._socket.sendto(b"".join(_encode(name, value) for name, value in fields.items()), JOURNAL)
+            self._lost = 0
+        except BlockingIOError:
+            self._lost += 1  # the relay waits for nobody
+        except OSError:
+            super().emit(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        super().close()
+
+
+_PLAIN = logging.Formatter("%(message)s")
+
+
+def _encode(name: str, value: Any) -> bytes:
+    data = str(value).encode(errors="replace")
+    if b"\n" not in data:
+        return b"%s=%s\n" % (name.encode(), data)
+    # what has lines is told by its length, so a peer's name cannot forge a field
+    return b"%s\n%s%s\n" % (name.encode(), struct.pack("<Q", len(data)), data)
+
+
 def is_journal(stream: TextIO) -> bool:
     """Whether `stream` leads to the journal: systemd names the file in $JOURNAL_STREAM, as device:inode."""
     try:
@@ -77,8 +130,11 @@ def is_journal(stream: TextIO) -> bool:
 def start(stream: TextIO | None = None, level: int = logging.INFO) -> None:
     """Send clawd's events to `stream`, by default stderr. Replaces an earlier start."""
     target = sys.stderr if stream is None else stream
-    handler = _Handler(target)
-    handler.setFormatter(_Formatter(journal=is_journal(target)))
+    journal = is_journal(target)
+    handler = _Journal(target) if journal and os.path.exists(JOURNAL) else _Handler(target)
+    handler.setFormatter(_Formatter(journal=journal))
+    for earlier in _LOGGER.handlers:
+        earlier.close()
     _LOGGER.handlers[:] = [handler]
     _LOGGER.setLevel(level)
     _LOGGER.propagate = False

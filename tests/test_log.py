@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log: one line per event whatever a peer is called, with the journal's prefix only where the journal reads."""
 
+import contextlib
 import io
 import logging
 import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +22,11 @@ PEOPLE = r"\d\d:\d\d:\d\d\.\d{3} "
 
 
 @pytest.fixture(autouse=True)
-def _quiet_again() -> Iterator[None]:
+def _quiet_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(log, "JOURNAL", "/nonexistent/journal")  # a host's own gets nothing of these tests
     yield
+    for handler in logging.getLogger("clawd").handlers:
+        handler.close()
     logging.getLogger("clawd").handlers.clear()
 
 
@@ -55,6 +60,66 @@ def test_the_journal_gets_priorities_and_no_time(tmp_path: Path, monkeypatch: py
         '<3>cannot go on error="no memory; add some"',
         "<7>turn",
     ]
+
+
+@pytest.fixture
+def journald(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """In journald's place."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as server:
+        server.bind(str(tmp_path / "journald"))
+        monkeypatch.setattr(log, "JOURNAL", str(tmp_path / "journald"))
+        yield server
+
+
+def test_journald_gets_a_field_for_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journald: socket.socket
+) -> None:
+    with journal(tmp_path / "journal", monkeypatch) as stream:
+        log.start(stream)
+        log.warning("stream refused", stream="chat 1", reason="exists", pid=None)
+        assert journald.recv(4096).decode().splitlines() == [
+            'MESSAGE=stream refused stream="chat 1" reason=exists pid=-',
+            "PRIORITY=4",
+            "SYSLOG_IDENTIFIER=clawd",
+            "STREAM=chat 1",
+            "REASON=exists",
+            "PID=-",
+        ]
+        # a name that would be a field of its own
+        log.event("client connected", client="x\nPRIORITY=0")
+        packet = journald.recv(4096)
+        assert packet.count(b"\nPRIORITY=") == 2
+        assert packet.endswith(b"\nCLIENT\n" + (12).to_bytes(8, "little") + b"x\nPRIORITY=0\n")
+    assert (tmp_path / "journal").read_text() == ""
+
+
+def test_a_journald_that_is_full_holds_nobody_up_and_is_told_how_much_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journald: socket.socket
+) -> None:
+    with journal(tmp_path / "journal", monkeypatch) as stream:
+        log.start(stream)
+        sent = 5000  # more than the kernel keeps for a datagram socket
+        for number in range(sent):
+            log.event("turn", number=number)
+        got = 0
+        with contextlib.suppress(BlockingIOError):
+            while journald.recv(4096):
+                got += 1
+        assert 0 < got < sent
+        log.event("again")
+        assert f"LOST={sent - got}\n" in journald.recv(4096).decode()
+        log.event("and again")
+        assert "LOST" not in journald.recv(4096).decode()
+
+
+def test_without_journald_lines_go_where_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journald: socket.socket
+) -> None:
+    with journal(tmp_path / "journal", monkeypatch) as stream:
+        log.start(stream)
+        journald.close()
+        log.warning("slow", stream="a")
+    assert (tmp_path / "journal").read_text() == "<4>slow stream=a\n"
 
 
 def test_another_file_than_the_journals_gets_no_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
