@@ -91,7 +91,8 @@ def overview(columns: int = 79) -> str:
     return "\n".join(lines)
 
 
-def _roff(text: str) -> str:
+def roff(text: str) -> str:
+    """`text` as it stands in a manual page."""
     # A line that starts with a dot or a quote would be a request; a plain - may become a hyphen
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\\&" + text if text.startswith((".", "'")) else text
@@ -107,37 +108,35 @@ def man_page() -> str:
         ".SH NAME",
         "clawd.conf \\- settings of clawd, the daemon that relays LLM tokens",
         ".SH SYNOPSIS",
-        f".I {_roff(str(DEFAULT_FILE))}",
+        f".I {roff(str(DEFAULT_FILE))}",
         ".br",
-        f".I {_roff(f'{DEFAULT_FILE}.d/*.conf')}",
+        f".I {roff(f'{DEFAULT_FILE}.d/*.conf')}",
         ".SH DESCRIPTION",
-        _roff(
+        roff(
             "Each line is a section as in [stream], a setting as in keep = 60s, or a comment. A comment starts with #"
         ),
-        _roff("or ; at the start of a line, or with a # that has white space before it. The text is UTF-8."),
+        roff("or ; at the start of a line, or with a # that has white space before it. The text is UTF-8."),
         ".PP",
-        _roff(
-            "The files of the directory are read after the main one, in the order of their names; flags of clawd win"
-        ),
-        _roff("over files. A later value takes the place of an earlier one, but one file may set a key only once."),
-        _roff("With --config FILE, FILE and FILE.d/*.conf are read instead."),
+        roff("The files of the directory are read after the main one, in the order of their names; flags of clawd win"),
+        roff("over files. A later value takes the place of an earlier one, but one file may set a key only once."),
+        roff("With --config FILE, FILE and FILE.d/*.conf are read instead."),
         ".PP",
-        _roff(UNITS),
+        roff(UNITS),
         ".PP",
-        _roff(
+        roff(
             "Anything that is wrong is told with file, line, key, value and what is allowed, and nothing is applied: a"
         ),
-        _roff("clawd that starts exits with 2, one that runs goes on with its old settings and says so in its status."),
+        roff("clawd that starts exits with 2, one that runs goes on with its old settings and says so in its status."),
     ]
     for section in SECTIONS:
-        lines.append(f".SH {_roff(f'[{section}]').upper()}")
+        lines.append(f".SH {roff(f'[{section}]').upper()}")
         for row in SETTINGS:
             if row.section == section:
-                lines += [".TP", f".B {_roff(row.key)}", f"{_roff(row.help[:1].upper() + row.help[1:])}."]
-                lines += [_roff(row.detail)] if row.detail else []
-                lines += [".br", _roff("; ".join(f"{name}: {text}" if name else text for name, text in _facts(row)))]
+                lines += [".TP", f".B {roff(row.key)}", f"{roff(row.help[:1].upper() + row.help[1:])}."]
+                lines += [roff(row.detail)] if row.detail else []
+                lines += [".br", roff("; ".join(f"{name}: {text}" if name else text for name, text in _facts(row)))]
     lines += [
         ".SH SEE ALSO",
-        _roff("clawctl config show, clawctl config check, clawctl config explain KEY, clawctl reload"),
+        roff("clawctl config show, clawctl config check, clawctl config explain KEY, clawctl reload"),
     ]
     return "\n".join(lines) + "\n"

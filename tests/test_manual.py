@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from clawd import manual
 from clawd.config import SETTINGS, Config
+from clawd.ctl.main import VERBS
 from clawd.sources import Sources
 
 pytestmark = pytest.mark.plain
@@ -72,3 +74,25 @@ def test_the_manual_page_is_good_roff_and_has_every_setting() -> None:
     assert "clawd.conf-settingsofclawd" in words
     for row in SETTINGS:
         assert row.flag in words
+
+
+def test_the_pages_of_both_commands_are_good_roff_and_have_every_option_and_verb() -> None:
+    for name, words in (("clawd", [row.flag for row in SETTINGS]), ("clawctl", [f".SS {verb}" for verb in VERBS])):
+        run = subprocess.run(
+            [sys.executable, "-m", "clawd.ctl.main", "config", "man", name], capture_output=True, text=True, check=True
+        )
+        text = run.stdout.replace("\\-", "-")
+        for word in words:
+            assert f"{word}" in text
+        if shutil.which("groff"):
+            command = ["groff", "-K", "utf8", "-man", "-ww", "-Tutf8", "-z"]
+            checked = subprocess.run(command, input=run.stdout, capture_output=True, text=True, check=False)
+            assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_another_page_is_refused() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "clawd.ctl.main", "config", "man", "x"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert run.stderr == 'clawctl: no manual page "x"; there is clawd.conf, clawd and clawctl\n'

@@ -12,7 +12,7 @@ from typing import Any
 
 from clawd import manual, protocol
 from clawd.config import ROWS, SETTINGS
-from clawd.ctl import render
+from clawd.ctl import pages, render
 from clawd.ctl.client import Client
 from clawd.errors import ConfigErrors
 from clawd.sources import DEFAULT_FILE, Sources, nearest
@@ -26,8 +26,8 @@ ABOUT = (
 )
 VERSION = 1
 VALUE_COLUMNS, FILE_COLUMNS = 20, 12
-OPERANDS = {"show": 0, "check": 1, "explain": 1, "default": 0, "man": 0}
-"""How many words each action takes; `man` is for the installer."""
+OPERANDS = {"show": 0, "check": 1, "explain": 1, "default": 0, "man": 1}
+"""How many words each action takes; `man [PAGE]` is for the installer."""
 ACTIONS = tuple(OPERANDS)[:-1]
 WORDS = (*ACTIONS, *ROWS)
 """What a shell completes."""
@@ -53,8 +53,23 @@ def run(options: argparse.Namespace) -> int:
     if action == "show":
         value = collect(options)
         print(json.dumps(value) if options.json else show(value), flush=True)
+    elif action == "default":
+        print(manual.sample(), end="", flush=True)
     else:
-        print(manual.sample() if action == "default" else manual.man_page(), end="", flush=True)
+        return _man(operand or "clawd.conf", options)
+    return 0
+
+
+def _man(page: str, options: argparse.Namespace) -> int:
+    if page == "clawd.conf":
+        text = manual.man_page()
+    elif page == "clawd":
+        text = pages.clawd_page()
+    elif page == "clawctl":
+        text = pages.clawctl_page(options.parsers())
+    else:
+        return _usage(f'no manual page "{render.cell(page)}"; there is clawd.conf, clawd and clawctl')
+    print(text, end="", flush=True)
     return 0
 
 
