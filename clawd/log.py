@@ -76,8 +76,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 class _Journal(_Handler):
     """Writes entries to journald, and lines to `stream` as long as journald does not take them."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, name: str) -> None:
         super().__init__(stream)
+        self._name = name
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._lost = 0
 
@@ -90,7 +91,7 @@ class _Journal(_Handler):
         fields = {
             "MESSAGE": text,
             "PRIORITY": _PRIORITY.get(record.levelno, 6),
-            "SYSLOG_IDENTIFIER": "clawd",
+            "SYSLOG_IDENTIFIER": self._name,
             **{name.upper(): "-" if value is None else value for name, value in values.items()},
         }
         try:
@@ -127,11 +128,11 @@ def is_journal(stream: TextIO) -> bool:
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-def start(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Send clawd's events to `stream`, by default stderr. Replaces an earlier start."""
+def start(stream: TextIO | None = None, level: int = logging.INFO, name: str = "clawd") -> None:
+    """Send events to `stream`, by default stderr; `name` is the program's. Replaces an earlier start."""
     target = sys.stderr if stream is None else stream
     journal = is_journal(target)
-    handler = _Journal(target) if journal and os.path.exists(JOURNAL) else _Handler(target)
+    handler = _Journal(target, name) if journal and os.path.exists(JOURNAL) else _Handler(target)
     handler.setFormatter(_Formatter(journal=journal))
     for earlier in _LOGGER.handlers:
         earlier.close()

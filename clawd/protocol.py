@@ -34,6 +34,11 @@ CONTROL_SOCKET = "control.sock"
 RELAY_SOCKET = "relay.sock"
 """Both are names inside the runtime directory, so that a peer in another mount namespace finds them too."""
 
+KERNEL_DIR = "/run/clawd-kernel"
+KERNEL_SOCKET = "kernel.sock"
+KERNEL_MESSAGE_MAX = 512
+"""Bytes of a request to clawd-kernel: a name and a few numbers."""
+
 Check = Callable[[Any], bool]
 
 
@@ -253,6 +258,23 @@ class Pong:
 
 
 @dataclass(frozen=True)
+class Capabilities:
+    """Ask clawd-kernel what it may do. Answered by `Abilities`; like `Ping`, for root and clawd's own user."""
+
+    op = "capabilities"
+    version: int = _checked(_number(0, 2**31))
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """`abilities` by name: empty when it may, else why not."""
+
+    op = "capabilities"
+    version: int = _checked(_number(0, 2**31))
+    abilities: Mapping[str, str] = _checked(_table)
+
+
+@dataclass(frozen=True)
 class Connected:
     """clawd's answer to a relay connection that announced itself: attach (again) now."""
 
@@ -289,6 +311,8 @@ Message = (
     | Cancel
     | Ping
     | Pong
+    | Capabilities
+    | Abilities
     | Connected
     | Failure
 )
@@ -296,6 +320,7 @@ M = TypeVar("M", bound=Message)
 
 CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
+KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
 

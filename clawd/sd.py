@@ -61,3 +61,21 @@ def watchdog_interval_ns() -> int | None:
     except (KeyError, ValueError):
         return None
     return timeout_us * 500 if timeout_us > 0 and watched == os.getpid() else None
+
+
+class Heart:
+    """Feeds the watchdog from a loop: only a turn that was done counts, and it is told no oftener than needed."""
+
+    def __init__(self) -> None:
+        self._interval_ns = watchdog_interval_ns()
+        self._due_ns = 0
+
+    def turned(self) -> None:
+        """A turn of the loop is done."""
+        if self._interval_ns is None:
+            return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._due_ns:
+            watchdog()
+            # half of what is allowed between two, so that one turn may come late
+            self._due_ns = now_ns + self._interval_ns // 2

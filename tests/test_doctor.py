@@ -51,7 +51,7 @@ def test_a_healthy_daemon_has_nothing_but_ok(daemon: Daemon) -> None:
         "runtime_dir", "daemon", "control_socket", "relay_socket", "answer", "wake_ups", "quarantines", "files",
         "memory", "file_limit", "epoll_pwait2", "pidfd", "zmq",
         "group", "file_size", "peer_pidfd", "headers", "bpf", "bcc", "tracing", "pressure", "cgroup", "tcp_fastopen",
-        "cores", "ram", "network", "disk",
+        "kernel", "cores", "ram", "network", "disk",
     ]  # fmt: skip
 
 

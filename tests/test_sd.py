@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readiness: a real socket in systemd's place gets each message; where there is none, nothing happens."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -72,3 +73,31 @@ def test_the_watchdog_is_fed_at_half_its_time_and_only_by_the_watched_process(
         else:
             monkeypatch.setenv(name, str(os.getpid()) if value == "own" else value)
     assert sd.watchdog_interval_ns() == interval_ns
+
+
+def test_the_watchdog_is_fed_by_turns_alone_and_not_by_each(
+    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "8000000")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    now_ns = 100 * 10**9
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    heart = sd.Heart()
+    systemd.setblocking(False)
+    fed = []
+    for second in range(10):
+        now_ns = (100 + second) * 10**9
+        for _ in range(3):
+            heart.turned()
+        with contextlib.suppress(BlockingIOError):
+            while systemd.recv(100).rstrip() == b"WATCHDOG=1":
+                fed.append(second)
+    assert fed == [0, 2, 4, 6, 8]
+
+
+def test_a_heart_that_nobody_listens_to_is_silent(systemd: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    systemd.setblocking(False)
+    sd.Heart().turned()
+    with pytest.raises(BlockingIOError):
+        systemd.recv(100)

@@ -12,6 +12,7 @@ from clawd.ctl import render
 from clawd.ctl.check import Finding, find_daemon, find_host
 from clawd.ctl.features import find_features
 from clawd.ctl.hardware import find_hardware
+from clawd.ctl.helper import check_helper
 
 HELP = "check this host and this clawd, and say what to do"
 ABOUT = (
@@ -34,6 +35,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from find_daemon(options.runtime_dir)
     yield from find_host(options.runtime_dir)
     yield from find_features(options.runtime_dir)
+    yield check_helper()
     yield from find_hardware()
 
 

@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from clawd import protocol, stats
-from clawd.ctl import render
+from clawd.ctl import helper, render
 from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError
 from clawd.page import Life
@@ -22,7 +22,8 @@ EXAMPLE = "clawctl status --json | jq .totals.tokens"
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
     with figures(options.runtime_dir) as (page, life):
-        return {**stats.status(page, life), "config": _config(options) if life is Life.ANSWERING else None}
+        config = _config(options) if life is Life.ANSWERING else None
+        return {**stats.status(page, life), "config": config, "kernel": helper.look()}
 
 
 def _config(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -57,6 +58,7 @@ def show(value: dict[str, Any]) -> str:
         f" {totals['streams_awaited']} awaited",
         f"spool      {used} in use",
         f"config     {_told(value['config'])}",
+        f"kernel     {helper.told(value['kernel'])}",
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"
