@@ -230,10 +230,11 @@ class Core:
         return [(frame.connection, frame.offset, frame.len) for frame in self._frames[0:count]] if count else []
 
     def events(self) -> list[tuple[int, int, int, int]]:
-        """What to log after a turn: (kind, stream, ring, detail)."""
+        """What to log since it was last asked, of turns and of calls between them: (kind, stream, ring, detail)."""
         count = self.outcome.event_count
         if not count:
             return []
+        self.outcome.event_count = 0
         return [(event.kind, event.stream, event.ring, event.detail) for event in self._events[0:count]]
 
     def sent(self, frame: memoryview | bytes, sent_ns: int) -> None:

@@ -223,7 +223,7 @@ def test_an_engine_that_lies_is_quarantined_and_told(liar: Path, shared: Daemon,
         assert (done.returncode, done.stdout, done.stderr) == (0, "2 clawd has let go of the ring\n", "")
         assert b"".join(token.data for token in reading).startswith(b"once")
         assert reading.end_reason == "error:quarantined"
-    shared.log.wait("producer detached", "name=liar", f"quarantined:{LIES[lie]}")
+    shared.log.wait("producer detached", "producer=liar", f"quarantined:{LIES[lie]}")
 
 
 MORTAL = [f"{chr(97 + number)} 你好 ".encode() for number in range(12)]

@@ -191,3 +191,23 @@ def test_python_m_clawd_says_that_it_is_ready_on_stderr_alone(tmp_path: Path) ->
         mode = (daemon.runtime_dir.stat().st_mode & 0o777, (daemon.runtime_dir / "control.sock").stat().st_mode & 0o777)
         assert mode == (0o750, 0o660)
     assert sys.executable in daemon.command
+
+
+def test_an_end_that_is_no_engines_wish_is_logged_with_stream_producer_and_reason(daemon: Daemon) -> None:
+    with Producer("llama-0", daemon.runtime_dir) as producer, Consumer(daemon.runtime_dir) as consumer:
+        for name in ("well", "ill", "lost", "unwanted"):
+            stream = producer.open(name)
+            stream.write(b"x")
+            if name == "unwanted":
+                reading = consumer.attach(name)
+                reading.cancel()
+                list(reading)
+                assert reading.end_reason == "cancelled"
+            elif name != "lost":
+                stream.close("error:no memory" if name == "ill" else "stop")
+                assert len(list(consumer.attach(name))) == 1
+    daemon.log.wait("stream ended", "stream=ill", "producer=llama-0", 'reason="error:no memory"')
+    # a cancel comes between two turns
+    daemon.log.wait("stream ended", "stream=unwanted", "producer=llama-0", "reason=cancelled")
+    daemon.log.wait("stream ended", "stream=lost", "producer=llama-0", "reason=producer_lost")
+    assert not [line for line in daemon.log.lines if "stream=well" in line], "nobody's trouble"

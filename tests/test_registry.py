@@ -40,7 +40,7 @@ def test_a_limit_of_producers_refuses_the_next_until_one_leaves(start: Start) ->
             Producer("p2", daemon.runtime_dir)
         assert caught.value.code == "limit"
         producers[0].close()
-        daemon.log.wait("producer detached", "name=p0")
+        daemon.log.wait("producer detached", "producer=p0")
         with Producer("p2", daemon.runtime_dir) as third, Consumer(daemon.runtime_dir) as consumer:
             third.open("s").write("x")
             assert consumer.attach("s").read().data == b"x"

@@ -172,7 +172,7 @@ def test_a_cancelled_stream_stays_cancelled_and_its_name_taken(daemon: Daemon, r
         assert stream.cancelled
         assert daemon.streams()["s"]["reason"] == "cancelled"
         again = producer.open("s")
-        daemon.log.wait("stream refused", "code=exists")
+        daemon.log.wait("stream refused", "reason=exists")
         until(lambda: again.refused == "exists", "the refusal")
 
 
@@ -194,7 +194,7 @@ def test_a_producer_attaches_again_by_itself(daemon: Daemon, restart: Restart) -
         daemon.await_total("tokens", 1)
         for _ in range(3):
             restart(daemon)
-            daemon.log.wait("producer attached again", "name=p")
+            daemon.log.wait("producer attached again", "producer=p")
             stream.write("b")
             daemon.await_total("tokens", 1)
         assert len(daemon.objects()) == 3
@@ -225,7 +225,7 @@ def test_a_ring_is_given_to_its_own_producer_once(
             words.ring_id, words.ring_bytes, words.record_max, words.daemon_epoch,
         )  # fmt: skip
         os.eventfd_write(fds[0], 1)
-        daemon.log.wait("producer attached again", "name=again")
+        daemon.log.wait("producer attached again", "producer=again")
         until(lambda: ctl_of(daemon)[1].need_wake & 1, "a sleep that its producer is to end")
         again, none, other = attach_again(daemon, words.ring_id, words.ring_bytes)
         assert (again.status, none) == (lib.CLAW_ATTACH_LOST, [])
@@ -263,7 +263,7 @@ def test_a_producer_that_died_meanwhile_is_drained_and_its_streams_end_once(
     process.kill()
     process.wait()
     daemon.start()
-    daemon.log.wait("producer detached", "name=w", "reason=left")
+    daemon.log.wait("producer detached", "producer=w", "reason=left")
     with Consumer(daemon.runtime_dir) as consumer:
         history.put("s", b"before", b"meanwhile")
         history.end("s", "producer_lost")
@@ -286,7 +286,7 @@ def test_a_producer_that_dies_after_the_start_is_noticed(
     until(lambda: daemon.streams()["s"]["tokens"] == 2, "both tokens")
     process.kill()
     process.wait()
-    daemon.log.wait("producer detached", "name=w", "reason=left")
+    daemon.log.wait("producer detached", "producer=w", "reason=left")
     assert daemon.streams()["s"]["reason"] == "producer_lost"
 
 

@@ -206,8 +206,8 @@ def test_a_smaller_ring_is_what_the_next_producer_gets(served: Served) -> None:
     with Producer("old", served.daemon.runtime_dir):
         served.reload("[stream]\nbuffer_size = 4k\n")
         with Producer("new", served.daemon.runtime_dir):
-            served.daemon.log.wait("producer attached", "name=old", f"ring_bytes={64 << 10}")
-            served.daemon.log.wait("producer attached", "name=new", f"ring_bytes={4 << 10}")
+            served.daemon.log.wait("producer attached", "producer=old", f"ring_bytes={64 << 10}")
+            served.daemon.log.wait("producer attached", "producer=new", f"ring_bytes={4 << 10}")
 
 
 def test_a_shorter_keep_counts_for_streams_that_ended_before(served: Served) -> None:

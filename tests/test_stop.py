@@ -56,7 +56,7 @@ def test_a_drain_waits_for_live_streams_and_refuses_new_ones(victim: Daemon) -> 
         with pytest.raises(ClawdError, match="about to stop"):
             Producer("late", victim.runtime_dir)
         refused = producer.open("t")
-        victim.log.wait("stream refused", "code=stopping")
+        victim.log.wait("stream refused", "reason=stopping")
         with pytest.raises(StreamRefused, match="about to stop"):
             refused.write("x")
         reading = consumer.attach("s")  # new readers are welcome

@@ -253,7 +253,6 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 {
 	const uint64_t second_ns = 1000000000;
 	int more = 0;
-	core->outcome.event_count = 0;
 	claw_count(&core->totals->turns, 1);
 	/* What the last turn sent is accounted by now; its places are free for what opens in this one */
 	claw_outbox_sweep(&core->outbox, now_ns);

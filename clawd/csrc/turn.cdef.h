@@ -22,7 +22,7 @@ enum {
 	CLAW_EVENT_ENDED = 2,
 	CLAW_EVENT_REFUSED = 3, /* detail: CLAW_STOPPED_… */
 	CLAW_EVENT_UNREAD = 4, /* is cancelled now, as nobody reads it */
-	CLAW_EVENT_COUNT = 1024, /* events a turn; more are counted in events_missed */
+	CLAW_EVENT_COUNT = 1024, /* events until they are taken; more are counted in events_missed */
 	CLAW_TURN_RECORDS = 1024, /* records a ring may bring in one turn */
 	CLAW_TURN_BYTES = 0x20000, /* and bytes */
 };
@@ -38,7 +38,7 @@ struct claw_event {
 /* What a turn came to: at the same address for the core's life, so that looking costs no call */
 struct claw_outcome {
 	uint32_t frame_count;
-	uint32_t event_count;
+	uint32_t event_count; /* since they were taken last, which sets it to 0 */
 	uint32_t rings_settled; /* rings that became DONE or BROKEN, since the start */
 	uint32_t more; /* the turn left something to do at once */
 	uint64_t unmet_ns; /* when claw_unmet has something to look for, 0 = not as things stand */

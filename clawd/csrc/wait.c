@@ -156,7 +156,7 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 int claw_next(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, int tag_max)
 {
 	/* Nothing of the last turn may be sent again when a signal cuts this one short */
-	core->outcome.frame_count = core->outcome.event_count = core->outcome.more = 0;
+	core->outcome.frame_count = core->outcome.more = 0;
 	int result = claw_wait(core, timeout_ns, ret_tags, tag_max);
 	/* A readable descriptor goes first: it may be the end of a producer, which comes before what others open */
 	if (result == 0)

@@ -12,10 +12,11 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from clawd import __version__, log, protocol, sd
 from clawd.config import PACES, RELAY_SLACK, Config, files_needed
-from clawd.core import Core, Limits, Pace, guard, lib, page_bytes
+from clawd.core import Core, Limits, Pace, guard, lib, page_bytes, text
 from clawd.errors import HostError
 from clawd.page import stats_name
 from clawd.server import memory, recovery
@@ -41,6 +42,8 @@ STOP_QUIET_NS = 300_000_000
 that ends.
 """
 
+ABNORMAL = ("cancelled", "producer_lost")
+"""Ends that clawd gave a stream; the engine's own errors start with "error"."""
 REFUSED = {
     lib.CLAW_STOPPED_EXISTS: "exists",
     lib.CLAW_STOPPED_LIMIT: "limit",
@@ -161,11 +164,13 @@ class Loop:
             reason = sd.ready()
             if reason:
                 log.warning("systemd not told, going on without", reason=reason)
+            heart = sd.Heart()
             while not self._stopping:
                 if not self._drain_until_ns:
                     self._once(BEAT_NS)
                 else:
                     self._drain()
+                heart.turned()
             self._stop()
 
     def _once(self, longest_ns: int) -> bool:
@@ -196,16 +201,24 @@ class Loop:
             self._stopping = True
 
     def _log_events(self) -> None:
-        for kind, stream, _ring, detail in self._core.events():
-            name = self._core.stream_name(stream)
+        for kind, stream, ring, detail in self._core.events():
+            owned = self._registry.rings.get(ring)
+            values: dict[str, Any] = {
+                "stream": self._core.stream_name(stream) or None,
+                "producer": owned and owned.owner.label,
+            }
             if kind == lib.CLAW_EVENT_REFUSED:
-                log.warning("stream refused", stream=name or None, code=REFUSED.get(detail, detail))
+                log.warning("stream refused", **values, reason=REFUSED.get(detail, detail))
             elif kind == lib.CLAW_EVENT_OPENED:
-                log.event("stream opened", logging.DEBUG, stream=name)
+                log.event("stream opened", logging.DEBUG, **values)
             elif kind == lib.CLAW_EVENT_UNREAD:
-                log.event("stream cancelled", stream=name, why="nobody reads it")
+                log.event("stream cancelled", **values, why="nobody reads it")
             else:
-                log.event("stream ended", logging.DEBUG, stream=name)
+                row = self._core.stream_row(stream)
+                reason = text(row.reason, row.reason_len) if row else ""
+                # what an engine ended as it should is many a second, and nobody's trouble
+                level = logging.INFO if reason in ABNORMAL or reason.startswith("error") else logging.DEBUG
+                log.event("stream ended", level, **values, reason=reason or None)
 
     def _answer(self, request: protocol.Message) -> protocol.Message:
         """To what the registry has found allowed."""

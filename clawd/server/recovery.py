@@ -144,7 +144,7 @@ def _adopt(core: Core, pair: Pair, epoch: int) -> Ring | None:
         try:
             index = core.adopt_ring(pair.data.fd, pair.ctl.fd, int(words.ring_bytes), ring_id, epoch)
         except CoreError as error:
-            log.warning("ring not taken over", name=label, pid=owner.pid, error=error)
+            log.warning("ring not taken over", producer=label, pid=owner.pid, error=error)
             reason = "producer_lost"
     if reason:
         core.end_orphans(ring_id, reason)

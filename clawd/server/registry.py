@@ -281,7 +281,7 @@ class Registry:
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)
             ring = self._find_ring(peer, hello) if hello.ring_id else self._make_ring(peer, hello)
         except ClawdError as error:
-            log.warning("producer refused", name=peer.label, pid=peer.pid, uid=peer.uid, error=error)
+            log.warning("producer refused", producer=peer.label, pid=peer.pid, uid=peer.uid, error=error)
             self._send_packet(peer, answer(error))
             self._gone(peer)
             return
@@ -296,7 +296,7 @@ class Registry:
             self._gone(peer)
             return
         what = "producer attached again" if hello.ring_id else "producer attached"
-        log.event(what, name=peer.label, pid=peer.pid, uid=peer.uid, ring_bytes=ring.ring_bytes)
+        log.event(what, producer=peer.label, pid=peer.pid, uid=peer.uid, ring_bytes=ring.ring_bytes)
 
     def _find_ring(self, peer: Peer, hello: ProducerHello) -> Ring:
         return self._adopted.take(hello.ring_id, hello.ring_bytes, peer.uid)
@@ -340,7 +340,7 @@ class Registry:
             state = ring.settled(self._core)
             if not state:
                 continue
-            log.event("producer detached", name=ring.owner.label, pid=ring.owner.pid, reason=state)
+            log.event("producer detached", producer=ring.owner.label, pid=ring.owner.pid, reason=state)
             del self.rings[index]
             self._adopted.forget(ring)
             ring.drop(self._core)
