@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# What installing and removing clawd changes on a host besides files, for scripts/install and for the Debian package,
+# which has a copy of this text in its scripts.
+
+PREFIX=/opt/clawd
+CONFIG=/etc/clawd/clawd.conf
+MANIFEST=$PREFIX/manifest
+UNITS=(clawd.service clawd-kernel.service clawd.slice)
+
+# Without systemd as PID 1, as in an image that is being built, there is nothing to tell
+has_systemd() { [ -d /run/systemd/system ]; }
+
+# The user, the runtime directory, and the new units; what runs is started again: its streams stay
+activate() {
+	systemd-sysusers clawd.conf
+	systemd-tmpfiles --create clawd.conf
+	has_systemd || return 0
+	systemctl daemon-reload
+	systemctl try-restart clawd.service clawd-kernel.service
+}
+
+deactivate() {
+	has_systemd || return 0
+	systemctl disable --now clawd.service clawd-kernel.service 2>/dev/null || true
+	systemctl stop clawd.slice || true
+	systemctl reset-failed clawd.service clawd-kernel.service 2>/dev/null || true
+}
+
+is_default_config() {
+	[ -e "$CONFIG" ] && [ "$(sha256sum <"$CONFIG")" = "$(cat "$MANIFEST.config" 2>/dev/null)" ]
+}
+
+remove_empty_below() { find "$1" -mindepth 1 -type d -empty -delete 2>/dev/null || true; }
+
+# What a stopped clawd left for a next one, and its user. What the admin made stays, and is told.
+wipe() {
+	local instance path kept=()
+	instance=$(cat /run/clawd/instance 2>/dev/null || true)
+	if [[ $instance =~ ^[0-9a-f]{16}$ ]]; then rm -f /dev/shm/clawd-"$instance"-*; fi
+	rm -rf /run/clawd /run/clawd-kernel
+	if [ -d /etc/clawd ] && ! rmdir /etc/clawd 2>/dev/null; then
+		for path in /etc/clawd/*; do kept+=("$path"); done
+	fi
+	for path in /etc/systemd/system/clawd{,-kernel}.service.d /etc/systemd/system/clawd.slice.d; do
+		[ ! -e "$path" ] || kept+=("$path")
+	done
+	if getent passwd clawd >/dev/null; then userdel clawd 2>/dev/null || kept+=("the user clawd"); fi
+	# userdel leaves a group that has members
+	if getent group clawd >/dev/null; then
+		if [ -n "$(getent group clawd | cut -d: -f4)" ]; then
+			kept+=("the group clawd, of $(getent group clawd | cut -d: -f4)")
+		else
+			groupdel clawd
+		fi
+	fi
+	if has_systemd; then systemctl daemon-reload; fi
+	for path in "${kept[@]}"; do say "kept $path"; done
+}
