@@ -23,6 +23,9 @@ from tests.daemon import Daemon
 from tests.gateway import Gateway
 from tests.history import History
 
+collect_ignore = ["machine"]
+"""Run by scripts/machine, inside it."""
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if sums := counts.of_this_run():
