@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exception tree. Each message is one line; `hint` says what to do about it."""
 
+import errno
+
 
 class ClawdError(Exception):
     """Base of every error clawd raises on purpose."""
@@ -133,3 +135,10 @@ class ReadTimeout(ClawdError, TimeoutError):
 
 class ReadingClosed(ClawdError):
     """The reading or its consumer was closed, or belongs to the process before a fork."""
+
+
+def hint_unreachable(number: int | None, otherwise: str) -> str:
+    """What to do when clawd's directory or socket cannot be reached, by errno."""
+    if number == errno.EACCES:
+        return "this user is not of clawd's group: usermod -aG clawd USER, then log in again"
+    return otherwise

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from clawd.core import check, ffi, lib
-from clawd.errors import ControlError, CoreError
+from clawd.errors import ControlError, CoreError, hint_unreachable
 
 SHM = Path("/dev/shm")
 """Where Linux keeps POSIX shared memory (shm_overview(7)); shm_open(3) opens there with O_NOFOLLOW too."""
@@ -50,6 +50,7 @@ def read_instance(runtime_dir: Path) -> str:
     try:
         text = (runtime_dir / "instance").read_bytes()[:64].decode("ascii", "replace")
     except OSError as error:
+        hint = hint_unreachable(error.errno, hint)
         raise Unreachable(f'cannot find clawd at "{runtime_dir}": {error.strerror}', hint) from error
     found = re.match(r"([0-9a-f]{16})\n", text)
     if not found:

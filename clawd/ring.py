@@ -21,6 +21,7 @@ from clawd.errors import (
     RingFull,
     RingLost,
     StreamClosed,
+    hint_unreachable,
 )
 from clawd.flusher import Flusher
 from clawd.watcher import Watcher
@@ -140,7 +141,8 @@ class Ring:
             raise AttachRefused(f'clawd refused producer "{self.name}": {_words(answer) or code}', code)
         if result == -errno.EPROTO or answer.status:
             raise ControlError(f"no sense in what clawd at {path} answered", "do both sides have the same version?")
-        raise ControlError(f"cannot reach clawd at {path}: {os.strerror(-result)}", "is it running?")
+        hint = hint_unreachable(-result, "is it running?")
+        raise ControlError(f"cannot reach clawd at {path}: {os.strerror(-result)}", hint)
 
     @property
     def room(self) -> str:

@@ -14,7 +14,7 @@ import time
 from typing import Protocol
 
 from clawd import protocol
-from clawd.errors import ControlError, ProtocolError, VersionMismatch
+from clawd.errors import ControlError, ProtocolError, VersionMismatch, hint_unreachable
 
 __all__ = ["Session", "Watcher", "other_version"]
 
@@ -64,7 +64,8 @@ class Session:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EPIPE):  # clawd is there: its queue is full, or it has no room
                 what = error.strerror or str(error)
-                raise ControlError(f'cannot reach clawd at "{self._path}": {what}', "is it running there?") from error
+                hint = hint_unreachable(error.errno, "is it running there?")
+                raise ControlError(f'cannot reach clawd at "{self._path}": {what}', hint) from error
             self._retry_later()
 
     def _dial(self) -> None:

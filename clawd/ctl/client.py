@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from clawd import protocol, stats
-from clawd.errors import ControlError, ProtocolError
+from clawd.errors import ControlError, ProtocolError, hint_unreachable
 from clawd.page import Life, Page, Unreachable
 
 TIMEOUT_S = 5.0
@@ -47,9 +47,8 @@ class Client:
         except OSError as error:
             self._socket.close()
             reason = error.strerror or str(error)
-            raise Unreachable(
-                f'cannot reach clawd at "{path}": {reason}', "is it running, and is this its --runtime-dir?"
-            ) from error
+            hint = hint_unreachable(error.errno, "is it running, and is this its --runtime-dir?")
+            raise Unreachable(f'cannot reach clawd at "{path}": {reason}', hint) from error
 
     def __enter__(self) -> Client:
         return self
