@@ -190,7 +190,7 @@ class Helper:
 
     def _answer(self, peer: Peer, packet: bytes) -> protocol.Message:
         if peer.is_stranger:
-            log.warning("request denied", pid=peer.pid, uid=peer.uid)
+            log.event("request denied", pid=peer.pid, uid=peer.uid)  # clawctl of a user of the group, as a rule
             return protocol.Failure(code="denied", text="only root and clawd's own user may ask clawd-kernel")
         try:
             request = protocol.decode(packet, protocol.KERNEL_REQUESTS, protocol.KERNEL_MESSAGE_MAX)

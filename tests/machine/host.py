@@ -20,10 +20,12 @@ PATIENCE_S = 120.0
 UNITS = ("clawd.service", "clawd-kernel.service")
 
 
-def run(*command: str, check: bool = True, user: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, check: bool = True, user: str | None = None, timeout: float = 2 * PATIENCE_S, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Of `user` with all of that user's groups, else of root."""
     ran = subprocess.run(
-        [*as_user(user), *command], capture_output=True, text=True, check=False, timeout=PATIENCE_S * 2, **options
+        [*as_user(user), *command], capture_output=True, text=True, check=False, timeout=timeout, **options
     )
     if check:
         assert ran.returncode == 0, f"{' '.join(command)}: {ran.returncode}\n{ran.stdout}{ran.stderr}"
