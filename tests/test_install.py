@@ -62,6 +62,7 @@ def test_without_debians_packages_it_names_the_command(tmp_path: Path) -> None:
 
 @needs_debian
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_package_has_all_that_a_dry_run_told(tmp_path: Path) -> None:
     wheel = packages.make_wheel(packages.tree(tmp_path / "tree"), tmp_path)
     made = run(INSTALL, "--wheel", wheel, "--deb", tmp_path / "clawd.deb")
