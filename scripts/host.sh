@@ -35,7 +35,8 @@ remove_empty_below() { find "$1" -mindepth 1 -type d -empty -delete 2>/dev/null 
 # What a stopped clawd left for a next one, and its user. What the admin made stays, and is told.
 wipe() {
 	local instance path kept=()
-	instance=$(cat /run/clawd/instance 2>/dev/null || true)
+	# the id is the first line
+	instance=$(head -n 1 /run/clawd/instance 2>/dev/null || true)
 	if [[ $instance =~ ^[0-9a-f]{16}$ ]]; then rm -f /dev/shm/clawd-"$instance"-*; fi
 	rm -rf /run/clawd /run/clawd-kernel
 	if [ -d /etc/clawd ] && ! rmdir /etc/clawd 2>/dev/null; then

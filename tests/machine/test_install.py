@@ -40,7 +40,8 @@ def install(*options: str, check: bool = True) -> subprocess.CompletedProcess[st
 
 def everything() -> set[str]:
     """Names of all files where an installer might put some."""
-    found = run("find", *PLACES, *MORE_PLACES, "-xdev", "-print").stdout.splitlines()
+    # files come and go while it looks
+    found = run("find", *PLACES, *MORE_PLACES, "-xdev", "-print", check=False).stdout.splitlines()
     return {path for path in found if not path.startswith(NOISE) and not path.endswith(".pyc")}
 
 

@@ -50,7 +50,7 @@ def test_both_are_in_the_slice_whose_weight_counts() -> None:
 
 def test_rings_and_spool_are_charged_to_the_daemon_and_stay_in_the_slice() -> None:
     run("systemctl", "stop", "clawd")
-    instance = Path("/run/clawd/instance").read_text().strip()
+    instance = Path("/run/clawd/instance").read_text().split()[0]
     for path in Path("/dev/shm").glob(f"clawd-{instance}-*"):
         path.unlink()
     before = cgroup_bytes("clawd.slice", "shmem")
