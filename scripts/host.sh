@@ -5,7 +5,8 @@
 PREFIX=/opt/clawd
 CONFIG=/etc/clawd/clawd.conf
 MANIFEST=$PREFIX/manifest
-UNITS=(clawd.service clawd-kernel.service clawd.slice)
+SERVICES=(clawd.service clawd-gateway.service clawd-kernel.service)
+UNITS=("${SERVICES[@]}" clawd.slice)
 
 # Without systemd as PID 1, as in an image that is being built, there is nothing to tell
 has_systemd() { [ -d /run/systemd/system ]; }
@@ -16,14 +17,14 @@ activate() {
 	systemd-tmpfiles --create clawd.conf
 	has_systemd || return 0
 	systemctl daemon-reload
-	systemctl try-restart clawd.service clawd-kernel.service
+	systemctl try-restart "${SERVICES[@]}"
 }
 
 deactivate() {
 	has_systemd || return 0
-	systemctl disable --now clawd.service clawd-kernel.service 2>/dev/null || true
+	systemctl disable --now "${SERVICES[@]}" 2>/dev/null || true
 	systemctl stop clawd.slice || true
-	systemctl reset-failed clawd.service clawd-kernel.service 2>/dev/null || true
+	systemctl reset-failed "${SERVICES[@]}" 2>/dev/null || true
 }
 
 is_default_config() {
@@ -34,18 +35,20 @@ remove_empty_below() { find "$1" -mindepth 1 -type d -empty -delete 2>/dev/null 
 
 # What a stopped clawd left for a next one, and its user. What the admin made stays, and is told.
 wipe() {
-	local instance path kept=()
+	local instance name path kept=()
 	# the id is the first line
 	instance=$(head -n 1 /run/clawd/instance 2>/dev/null || true)
 	if [[ $instance =~ ^[0-9a-f]{16}$ ]]; then rm -f /dev/shm/clawd-"$instance"-*; fi
-	rm -rf /run/clawd /run/clawd-kernel
+	rm -rf /run/clawd /run/clawd-kernel /run/clawd-gateway
 	if [ -d /etc/clawd ] && ! rmdir /etc/clawd 2>/dev/null; then
 		for path in /etc/clawd/*; do kept+=("$path"); done
 	fi
-	for path in /etc/systemd/system/clawd{,-kernel}.service.d /etc/systemd/system/clawd.slice.d; do
+	for path in /etc/systemd/system/clawd{,-gateway,-kernel}.service.d /etc/systemd/system/clawd.slice.d; do
 		[ ! -e "$path" ] || kept+=("$path")
 	done
-	if getent passwd clawd >/dev/null; then userdel clawd 2>/dev/null || kept+=("the user clawd"); fi
+	for name in clawd-gateway clawd; do
+		if getent passwd $name >/dev/null; then userdel $name 2>/dev/null || kept+=("the user $name"); fi
+	done
 	# userdel leaves a group that has members
 	if getent group clawd >/dev/null; then
 		if [ -n "$(getent group clawd | cut -d: -f4)" ]; then

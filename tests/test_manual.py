@@ -14,6 +14,7 @@ import pytest
 from clawd import manual
 from clawd.config import SETTINGS, Config
 from clawd.ctl.main import VERBS
+from clawd.ctl.pages import PROGRAMS
 from clawd.sources import Sources
 
 pytestmark = pytest.mark.plain
@@ -77,7 +78,8 @@ def test_the_manual_page_is_good_roff_and_has_every_setting() -> None:
 
 
 def test_the_pages_of_both_commands_are_good_roff_and_have_every_option_and_verb() -> None:
-    for name, words in (("clawd", [row.flag for row in SETTINGS]), ("clawctl", [f".SS {verb}" for verb in VERBS])):
+    flags = {program: [row.flag for row in SETTINGS if program in row.programs] for program in PROGRAMS}
+    for name, words in {**flags, "clawctl": [f".SS {verb}" for verb in VERBS]}.items():
         run = subprocess.run(
             [sys.executable, "-m", "clawd.ctl.main", "config", "man", name], capture_output=True, text=True, check=True
         )
@@ -95,4 +97,4 @@ def test_another_page_is_refused() -> None:
         [sys.executable, "-m", "clawd.ctl.main", "config", "man", "x"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 2
-    assert run.stderr == 'clawctl: no manual page "x"; there is clawd.conf, clawd and clawctl\n'
+    assert run.stderr == 'clawctl: no manual page "x"; there is clawd.conf, clawctl, clawd, clawd-gateway\n'

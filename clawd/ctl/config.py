@@ -63,12 +63,14 @@ def run(options: argparse.Namespace) -> int:
 def _man(page: str, options: argparse.Namespace) -> int:
     if page == "clawd.conf":
         text = manual.man_page()
-    elif page == "clawd":
-        text = pages.clawd_page()
+    elif page in pages.PROGRAMS:
+        text = pages.program_page(page)
     elif page == "clawctl":
         text = pages.clawctl_page(options.parsers())
     else:
-        return _usage(f'no manual page "{render.cell(page)}"; there is clawd.conf, clawd and clawctl')
+        return _usage(
+            f'no manual page "{render.cell(page)}"; there is clawd.conf, clawctl, {", ".join(pages.PROGRAMS)}'
+        )
     print(text, end="", flush=True)
     return 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manual pages clawd(1) and clawctl(1), as roff, made from what `--help` is made from."""
+"""The manual pages clawd(1), clawd-gateway(1) and clawctl(1), as roff, made from what `--help` is made from."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from collections.abc import Collection, Iterator, Mapping
 
 from clawd import __version__
 from clawd.manual import roff
-from clawd.sources import DEFAULT_FILE, make_parser
+from clawd.sources import DEFAULT_FILE, DESCRIPTIONS, make_parser
 
 _CODES = (("0", "done"), ("1", "failed"), ("2", "wrong usage"))
 _MORE_CODES = (("3", "no clawd there"), ("4", "degraded"))
 
 
-def clawd_page() -> str:
-    """clawd(1)."""
-    parser = make_parser()
+PROGRAMS = {
+    "clawd": "relays the tokens of language models to those who read them",
+    "clawd-gateway": "serves the streams of clawd over HTTP",
+}
+assert PROGRAMS.keys() == DESCRIPTIONS.keys()
+
+
+def program_page(program: str) -> str:
+    """clawd(1) or clawd-gateway(1)."""
+    parser = make_parser(program)
     lines = [
-        *_head("clawd", "relays the tokens of language models to those who read them"),
+        *_head(program, PROGRAMS[program]),
         *_synopsis(parser.usage or ""),
         ".SH DESCRIPTION",
         roff(parser.description or ""),
@@ -32,7 +39,7 @@ def clawd_page() -> str:
         ".I /run/clawd",
         "Lock and sockets, unless $CLAWD_RUNTIME_DIR or a setting names another directory.",
         *_codes(_CODES),
-        *_also("clawctl(1)", "clawd.conf(5)"),
+        *_also(*(f"{name}(1)" for name in ("clawctl", *PROGRAMS) if name != program), "clawd.conf(5)"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -57,13 +64,13 @@ def clawctl_page(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
             lines += [".PP", roff(" ".join(about.split()))] if about.strip() else []
             lines += list(_options(parser, common))
             lines += [".PP", "Example:", ".br", roff(example.strip().split("\n")[0])]
-    lines += [*_codes((*_CODES, *_MORE_CODES)), *_also("clawd(1)", "clawd.conf(5)")]
+    lines += [*_codes((*_CODES, *_MORE_CODES)), *_also("clawd(1)", "clawd-gateway(1)", "clawd.conf(5)")]
     return "\n".join(lines) + "\n"
 
 
 def _head(name: str, what: str) -> Iterator[str]:
     yield from ('.\\" SPDX-License-Identifier: Apache-2.0', f'.TH {name.upper()} 1 "" "clawd {__version__}" "clawd"')
-    yield from (".nh", ".ad l", ".SH NAME", f"{name} \\- {roff(what)}")
+    yield from (".nh", ".ad l", ".SH NAME", f"{roff(name)} \\- {roff(what)}")
 
 
 def _synopsis(usage: str) -> Iterator[str]:
@@ -87,4 +94,4 @@ def _codes(codes: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 def _also(*pages: str) -> Iterator[str]:
-    yield from (".SH SEE ALSO", ", ".join(pages))
+    yield from (".SH SEE ALSO", roff(", ".join(pages)))

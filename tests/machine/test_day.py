@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,15 @@ def test_the_shell_completes(shell: str) -> None:
     script = "source /usr/share/bash-completion/completions/clawctl; COMP_WORDS=(clawctl st); COMP_CWORD=1; _clawctl;"
     done = run(shell, "-c", script + 'echo "${COMPREPLY[@]}"')
     assert done.stdout.split() == ["status", "streams", "stop"]
+
+
+def test_the_gateway_serves_streams_and_figures() -> None:
+    run("systemctl", "start", "clawd-gateway")
+    try:
+        with Traffic("over-http", streams=1) as traffic:
+            with urllib.request.urlopen("http://127.0.0.1:8080/metrics", timeout=60) as answer:
+                assert b"clawd_" in answer.read()
+            traffic.finish()
+        assert (shown("clawd-gateway", "ActiveState"), shown("clawd-gateway", "NRestarts")) == ("active", "0")
+    finally:
+        run("systemctl", "stop", "clawd-gateway")
