@@ -257,7 +257,7 @@ def test_a_journal_without_room_changes_nothing(tmp_path: Path) -> None:
 def test_the_file_can_be_read_by_people(tmp_path: Path) -> None:
     tree = Tree(tmp_path, dict.fromkeys(NAMES, "0"))
     tree.apply({"a.one": "1"})
-    head, line = (tree.state / "tune.journal").read_text().splitlines()
-    assert json.loads(head)["boot_id"] == "boot"
+    _, head, line = (tree.state / "tune.journal").read_text().splitlines()
+    assert json.loads(head) == {"boot_id": "boot", "profiles": [[NETNS, "test"]]}
     entry = json.loads(line)
     assert (entry["place"]["name"], entry["old"], entry["new"], entry["who"]) == ("a.one", "0", "1", "test")

@@ -34,6 +34,7 @@ from clawd.ctl import (
     streams,
     tail,
     top,
+    tune,
 )
 from clawd.errors import ClawdError
 from clawd.page import Unreachable
@@ -54,6 +55,7 @@ VERBS: dict[str, ModuleType] = {
     "stop": stop,
     "doctor": doctor,
     "keys": keys,
+    "tune": tune,
     "demo": demo,
     "completion": completion,
 }

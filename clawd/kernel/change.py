@@ -41,8 +41,29 @@ class Change:
     operations: tuple[str, ...] = ()
     undo: tuple[str, ...] = ()
     is_disruptive: bool = False
-    drops: bool = False
-    """`new` is what was there before clawd: with it the journal lets go of the place."""
+
+
+OK, DIFFERS, NOT_HERE = "ok", "differs", "n/a"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One place as it is and as it shall be. `state` is OK, DIFFERS or NOT_HERE: what a profile asks for and this host
+    cannot have, or what somebody else has taken, is no drift; `why` says which. `takes` is whom a new value reaches,
+    `scope` how far it goes, `moot` what makes it do nothing, `boot` what the next boot sets, `reason` the profile's.
+    """
+
+    place: Place
+    wanted: str | None
+    live: str | None
+    state: str
+    why: str = ""
+    takes: str = ""
+    scope: str = "network namespace"
+    moot: str = ""
+    boot: str = ""
+    reason: str = ""
+    change: Change | None = None
 
 
 class Trouble(HostError):

@@ -21,6 +21,7 @@ from clawd.kernel.change import Place
 
 DIRECTORY = Path("/var/lib/clawd-kernel")
 FORMAT = 1
+KINDS = ("sysctl", "qdisc", "slice", "weight")
 BUSY = "another clawctl tune or clawd-kernel is tuning"
 FILE_MAX = 1 << 20
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -56,6 +57,8 @@ class Journal:
         self._directory = directory
         self._step = step
         self._boot_id = boot_id or BOOT_ID.read_text().strip()
+        self.profiles: dict[int, str] = {}
+        """The one applied last, by network namespace, as `load` found it; `save` writes it."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -84,6 +87,7 @@ class Journal:
 
     def load(self) -> tuple[list[Entry], str]:
         """The entries, and why those of the file count for nothing, empty when they count. Raises HostError."""
+        self.profiles = {}
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -94,7 +98,7 @@ class Journal:
             self._check_owner(os.fstat(file), self.path)
             data = stream.read(FILE_MAX + 1)
         try:
-            boot_id, entries = _parse(data)
+            boot_id, profiles, entries = _parse(data)
         except (ValueError, KeyError, TypeError) as error:
             raise HostError(
                 f'the journal "{self.path}" is damaged, so what it says is not put back: {error}',
@@ -102,10 +106,11 @@ class Journal:
             ) from error
         if boot_id != self._boot_id:
             return [], "the journal is of an earlier boot, which took all of it along"
+        self.profiles = profiles
         return entries, ""
 
     def save(self, entries: Sequence[Entry]) -> None:
-        """On disk when it returns; no file when there is no entry. Under the lock. Raises HostError."""
+        """On disk when it returns; no file when there is nothing to say. Under the lock. Raises HostError."""
         try:
             self._replace(entries)
         except OSError as error:
@@ -113,11 +118,11 @@ class Journal:
 
     def _replace(self, entries: Sequence[Entry]) -> None:
         self._step("journal")
-        if entries:
+        if entries or self.profiles:
             new = self.path.with_suffix(".new")
             file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                data = _format(self._boot_id, entries)
+                data = _format(self._boot_id, self.profiles, entries)
                 self._step("journal written in part")
                 while data:
                     data = data[os.write(file, data) :]
@@ -137,13 +142,14 @@ class Journal:
         self._step("journal safe")
 
 
-def _format(boot_id: str, entries: Sequence[Entry]) -> bytes:
-    body = "".join(json.dumps(asdict(entry)) + "\n" for entry in entries)
-    head = {"format": FORMAT, "boot_id": boot_id, "digest": hashlib.sha256(body.encode()).hexdigest()}
+def _format(boot_id: str, profiles: dict[int, str], entries: Sequence[Entry]) -> bytes:
+    body = json.dumps({"boot_id": boot_id, "profiles": list(profiles.items())}) + "\n"
+    body += "".join(json.dumps(asdict(entry)) + "\n" for entry in entries)
+    head = {"format": FORMAT, "digest": hashlib.sha256(body.encode()).hexdigest()}
     return f"{json.dumps(head)}\n{body}".encode()
 
 
-def _parse(data: bytes) -> tuple[str, list[Entry]]:
+def _parse(data: bytes) -> tuple[str, dict[int, str], list[Entry]]:
     if len(data) > FILE_MAX:
         raise ValueError("it is too long")
     line, _, body = data.partition(b"\n")
@@ -152,10 +158,9 @@ def _parse(data: bytes) -> tuple[str, list[Entry]]:
         raise ValueError(f"format {head['format']} is not known here")
     if hashlib.sha256(body).hexdigest() != head["digest"]:
         raise ValueError("its checksum is wrong")
-    boot_id = head["boot_id"]
-    if not isinstance(boot_id, str):
-        raise ValueError("it names no boot")
-    return boot_id, [_entry(json.loads(line)) for line in body.splitlines()]
+    whole, *lines = (json.loads(line) for line in body.splitlines())
+    profiles = {int(netns): str(name) for netns, name in whole["profiles"]}
+    return str(whole["boot_id"]), profiles, [_entry(value) for value in lines]
 
 
 _TEXTS = {"place": dict, "old": str, "new": str, "profile": str, "who": str, "when_ns": int, "inode": int}
@@ -169,4 +174,7 @@ def _entry(value: Any) -> Entry:
             raise ValueError(f"an entry has a bad {name}")
     if value["before"] is not None and not isinstance(value["before"], str):
         raise ValueError("an entry has a bad before")
-    return Entry(**{**value, "place": Place(**value["place"])})
+    place = Place(**value["place"])
+    if place.kind not in KINDS or not isinstance(place.netns, int | None) or not isinstance(place.identity, str):
+        raise ValueError("an entry has a bad place")
+    return Entry(**{**value, "place": place})

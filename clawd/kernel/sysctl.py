@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from clawd.kernel.change import ABSENT, INVALID, MODULE, Place, Trouble, trouble
 
 ROOT = Path("/proc/sys")
 KIND = "sysctl"
+NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
 
 def canonical(text: str) -> str:
@@ -41,6 +43,8 @@ class Sysctls:
             raise trouble(error, place.name) from error
 
     def _path(self, place: Place) -> Path:
+        if not NAME.fullmatch(place.name):
+            raise Trouble(INVALID, "this is no sysctl's name")
         return self._root / place.name.replace(".", "/")
 
     def write(self, place: Place, value: str) -> None:

@@ -70,8 +70,10 @@ class Tuner:
             entries, _void = self._journal.load()
             outcomes = self._recover(entries)
             changes = list(planner(entries))
-            if not changes:
+            known = self._journal.profiles
+            if not changes and known.get(self._scope.netns) == profile:
                 return outcomes
+            known[self._scope.netns] = profile
             for change in changes:
                 self._intend(entries, change, profile)
             self._journal.save(entries)
@@ -88,14 +90,15 @@ class Tuner:
         with self._journal.locked():
             entries, void = self._journal.load()
             outcomes = []
+            is_news = bool(void) or self._journal.profiles.pop(self._scope.netns, None) is not None
             for entry in reversed(list(entries)):
                 outcome = self._take_back(entry)
                 outcomes.append(outcome)
                 if outcome.result not in ("elsewhere", "failed"):
                     entries.remove(entry)
                     self._journal.save(entries)
-            if void:
-                self._journal.save([])
+            if is_news:
+                self._journal.save(entries)
             return outcomes
 
     def recover(self) -> list[Outcome]:
