@@ -25,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from clawd.server.loop import serve
 
+        if configuration.config.tune:
+            from clawd.kernel.boot import take_slice
+
+            take_slice(configuration.config.profile)
         return serve(configuration, sources)
     except ModuleNotFoundError as error:
         if (error.name or "clawd").partition(".")[0] == "clawd":

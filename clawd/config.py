@@ -26,6 +26,7 @@ from clawd.setting import (
     SWITCH,
     TEXTS,
     TIME,
+    WORD,
     Kind,
     Setting,
 )
@@ -222,6 +223,21 @@ class Config:
         low="1s",
         high="1h",
         reload=True,
+    )
+    tune: bool = _row(
+        "kernel",
+        SWITCH,
+        "off",
+        "clawd-kernel tunes the kernel, once a boot",
+        "As `clawctl tune apply` does, and `clawctl tune revert` takes it back. clawd itself takes the slice that the"
+        " profile gives its threads, for which it needs no clawd-kernel.",
+    )
+    profile: str = _row(
+        "kernel",
+        WORD,
+        "low-latency",
+        "what tune asks for: low-latency, wan, shared-host or your own",
+        "One of your own is a file in /etc/clawd/profiles; see clawctl tune show.",
     )
     listen: str = _row(
         "gateway",

@@ -64,6 +64,12 @@ def _parse_prefix(text: str) -> str:
     return text
 
 
+def _parse_word(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", text):
+        raise ConfigError(f'"{text}" is not a name', "write small letters, digits and -")
+    return text
+
+
 @dataclass(frozen=True)
 class Kind:
     """How values of one sort are written; `allowed` where no bounds say it. `is_long`: they may be any length."""
@@ -87,6 +93,7 @@ COUNT = Kind("N", units.parse_count, str)
 RATE = Kind("N", units.parse_count, str)
 PACE = Kind("off|smooth|steady", lambda text: units.parse_choice(text, PACES), str, "off, smooth or steady")
 SWITCH = Kind("on|off", units.parse_switch, units.format_switch, "on or off")
+WORD = Kind("NAME", _parse_word, str, "small letters, digits and -")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 PREFIX=/opt/clawd
 CONFIG=/etc/clawd/clawd.conf
 MANIFEST=$PREFIX/manifest
+TUNED=/var/lib/clawd-kernel/tune.journal
 SERVICES=(clawd.service clawd-gateway.service clawd-kernel.service)
 UNITS=("${SERVICES[@]}" clawd.slice)
 
@@ -21,6 +22,8 @@ activate() {
 }
 
 deactivate() {
+	# before the helper goes: the kernel as it was, but what somebody else has changed since
+	if [ -e "$TUNED" ]; then "$PREFIX/bin/clawctl" tune revert || true; fi
 	has_systemd || return 0
 	systemctl disable --now "${SERVICES[@]}" 2>/dev/null || true
 	systemctl stop clawd.slice || true
@@ -39,7 +42,7 @@ wipe() {
 	# the id is the first line
 	instance=$(head -n 1 /run/clawd/instance 2>/dev/null || true)
 	if [[ $instance =~ ^[0-9a-f]{16}$ ]]; then rm -f /dev/shm/clawd-"$instance"-*; fi
-	rm -rf /run/clawd /run/clawd-kernel /run/clawd-gateway
+	rm -rf /run/clawd /run/clawd-kernel /run/clawd-gateway /var/lib/clawd-kernel
 	if [ -d /etc/clawd ] && ! rmdir /etc/clawd 2>/dev/null; then
 		for path in /etc/clawd/*; do kept+=("$path"); done
 	fi

@@ -24,6 +24,7 @@ ROWS = (
     ("clawd.kernel.profile",),
     ("clawd.kernel.survey",),
     ("clawd.kernel.tuning",),
+    ("clawd.kernel.boot",),
     ("clawd.server.memory", "clawd.server.instance"),
     ("clawd.server.ring", "clawd.server.door"),
     ("clawd.server.recovery",),

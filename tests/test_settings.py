@@ -119,6 +119,8 @@ def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(se
         "burst": "8",
         "tcp_fastopen": "on",
         "keepalive": "15s",
+        "tune": "off",
+        "profile": "low-latency",
     }
     origins = answer.origins
     assert (origins["keep"], origins["keepalive"]) == (f"{served.file}:2", f"{served.file}:11")

@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clawd import __version__, log, protocol
-from clawd.errors import ClawdError
-from clawd.kernel.helper import Helper, find_user
+from clawd.config import Config
+from clawd.errors import ClawdError, ConfigErrors
+from clawd.kernel import boot
+from clawd.kernel.helper import ABILITIES, Helper, find_user
+from clawd.kernel.journal import DIRECTORY
+from clawd.sources import DEFAULT_FILE, Sources
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,15 +29,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dir", type=Path, default=Path(protocol.KERNEL_DIR), help="directory of its socket (default %(default)s)"
     )
     parser.add_argument("--user", default="clawd", help="clawd's user (default %(default)s)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"clawd's settings (default {DEFAULT_FILE})")
+    parser.add_argument(
+        "--state-dir", type=Path, default=DIRECTORY, help="of the journal of tuning (default %(default)s)"
+    )
     options = parser.parse_args(arguments)
     log.start(name="clawd-kernel")
     try:
         with Helper(options.dir, find_user(options.user)) as helper:
+            boot.tune(_config(options.config), options.state_dir)
+            # Tuning wanted root's own; requests want these
+            boot.keep_only([bit for bit, _ in ABILITIES.values()])
             helper.run()
     except ClawdError as error:
         print(f"clawd-kernel: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _config(file: Path | None) -> Config:
+    """Nothing is tuned when the settings have an error, which is for clawd to be told of; requests are served."""
+    try:
+        return Sources(file).load().config
+    except ConfigErrors as errors:
+        for error in errors.errors:
+            log.failure("settings not read", error)
+        return Config()
 
 
 if __name__ == "__main__":

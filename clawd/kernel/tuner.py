@@ -73,15 +73,16 @@ class Tuner:
             known = self._journal.profiles
             if not changes and known.get(self._scope.netns) == profile:
                 return outcomes
-            known[self._scope.netns] = profile
             for change in changes:
                 self._intend(entries, change, profile)
-            self._journal.save(entries)
+            if changes:
+                self._journal.save(entries)
             # Each stays unfinished until all are done: after a crash in between all of them go back
             ends = [self._carry_out(entries, change) for change in changes]
             for change, (outcome, entry) in zip(changes, ends, strict=True):
                 outcomes.append(outcome)
                 _put(entries, change.place, entry)
+            known[self._scope.netns] = profile
             self._journal.save(entries)
             return outcomes
 
