@@ -38,7 +38,7 @@ ROWS = (
     ("clawd.gateway",),
     ("clawd.kernel.__main__", "clawd.ctl.client", "clawd.ctl.render"),
     ("clawd.ctl.check", "clawd.ctl.rates", "clawd.ctl.terminal", "clawd.ctl.pages", "clawd.ctl.tune_show"),
-    ("clawd.ctl.features", "clawd.ctl.hardware", "clawd.ctl.helper"),
+    ("clawd.ctl.features", "clawd.ctl.hardware", "clawd.ctl.helper", "clawd.ctl.symptoms"),
     ("clawd.ctl.demo.child", "clawd.ctl.demo.cutting", "clawd.ctl.demo.delay"),
     ("clawd.ctl.demo.keeper", "clawd.ctl.demo.writer", "clawd.ctl.demo.screen"),
     ("clawd.ctl.demo.reader",),

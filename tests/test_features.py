@@ -29,7 +29,7 @@ def make(root: Path, path: str, content: str | bytes = "") -> None:
         ("check_tracing", "sys/kernel/tracing/events/enable", "", "mount -t tracefs tracefs /sys/kernel/tracing"),
         ("check_pressure", "proc/pressure/cpu", "", "boot it with psi=1"),
         ("check_cgroup", "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io", "systemd.unified_cgroup_hierarchy=1"),
-        ("check_fast_open", "proc/sys/net/ipv4/tcp_fastopen", "3\n", "sysctl -w net.ipv4.tcp_fastopen=3"),
+        ("check_fast_open", "proc/sys/net/ipv4/tcp_fastopen", "3\n", "clawctl tune apply"),
     ],
 )
 def test_what_a_feature_lacks_is_info_with_what_to_do(

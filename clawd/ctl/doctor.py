@@ -13,6 +13,7 @@ from clawd.ctl.check import Finding, find_daemon, find_host
 from clawd.ctl.features import find_features
 from clawd.ctl.hardware import find_hardware
 from clawd.ctl.helper import check_helper
+from clawd.ctl.symptoms import find_symptoms
 
 HELP = "check this host and this clawd, and say what to do"
 ABOUT = (
@@ -33,6 +34,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from find_daemon(options.runtime_dir)
+    yield from find_symptoms(options.runtime_dir)
     yield from find_host(options.runtime_dir)
     yield from find_features(options.runtime_dir)
     yield check_helper()

@@ -189,5 +189,4 @@ def check_fast_open(root: Path = ROOT) -> Finding:
     text = _read(root / "proc/sys/net/ipv4/tcp_fastopen").strip()
     if text.isdigit() and int(text) & 2:
         return Finding("tcp_fastopen", "ok", "TCP Fast Open is on for listeners", feature="tcp")
-    return Finding("tcp_fastopen", "info", "TCP Fast Open is off for listeners", "sysctl -w net.ipv4.tcp_fastopen=3",
-                   "tcp")  # fmt: skip
+    return Finding("tcp_fastopen", "info", "TCP Fast Open is off for listeners", "clawctl tune apply", "tcp")
