@@ -17,6 +17,7 @@ from pathlib import Path
 import counts
 from mutant import COMMIT, DISTURB, EDGE, FUZZ, PUBLISH, RACE, TORN, Mutant
 from mutants_start import START
+from mutants_tune import TUNE
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_BUILD = ("test_kill_points.py", "test_race.py", "test_codegen.py", "test_fuzz.py")
@@ -217,6 +218,7 @@ MUTANTS = (
         often=True,
     ),
     *START,
+    *TUNE,
     Mutant(
         "a freed block keeps its records",
         "csrc/spool.c",

@@ -17,7 +17,8 @@ import pytest
 
 from clawd.kernel.knobs import KNOBS
 
-ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{os.getcwd()}:{Path(__file__).resolve().parents[1]}"}
+"""clawd is that of the current directory, which may be a mutant's; the tests are these."""
 
 
 def _can_unshare() -> bool:
@@ -49,7 +50,13 @@ class Namespace:
 
     def run(self, *words: str | Path, code: int = 0, **more: Any) -> str:
         run = subprocess.run(
-            [*self.enter, *map(str, words)], capture_output=True, text=True, timeout=50, cwd=ROOT, check=False, **more
+            [*self.enter, *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            env=ENVIRONMENT,
+            check=False,
+            **more,
         )
         assert run.returncode == code, run.stdout + run.stderr
         assert "Traceback" not in run.stderr, run.stderr

@@ -129,6 +129,29 @@ def test_a_crash_in_a_recovery_or_a_revert_is_nothing_new(
     assert tree.journal() == []
 
 
+def test_a_crash_at_any_step_of_the_recovery_from_a_crash_at_any_step(tmp_path_factory: pytest.TempPathFactory) -> None:
+    before, wanted = dict.fromkeys(NAMES, "0"), dict.fromkeys(NAMES[:3], "1")
+    tree = Tree(tmp_path_factory.mktemp("tree"), before)
+    first, second, is_done = 0, 0, False
+    while not is_done:
+        is_done = is_recovered = True
+        with contextlib.suppress(Crash):
+            is_done = False
+            tree.apply(wanted, Steps(first))
+            is_done = True
+        with contextlib.suppress(Crash):
+            is_recovered = False
+            tree.tuner(Steps(second)).recover()
+            is_recovered = True
+        tree.tuner().recover()
+        assert tree.values() in (before, overlay(before, wanted)), (first, second)
+        tree.tuner().revert()
+        assert tree.values() == before, (first, second)
+        first, second = (first + 1, 0) if is_recovered else (first, second + 1)
+        is_done = is_done and is_recovered
+    assert first > 12
+
+
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(before=VALUES, wanted=CHOICES, data=st.data())
 def test_what_somebody_else_wrote_meanwhile_is_kept(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,29 @@ def test_ports_that_ran_out_are_used_again_with_the_profile_alone(net: Namespace
     if is_tuned:
         net.tune("apply")
     assert net.python(PORTS).split() == ["8", str(is_tuned)]
+
+
+@pytest.mark.parametrize(
+    ("name", "live", "told"),
+    [
+        ("net.core.somaxconn", "65000", "a listener lets 4096 wait"),
+        ("net.ipv4.tcp_keepalive_time", "61", "a new socket has 7200"),
+        ("net.ipv4.tcp_congestion_control", "nosuch", "a new socket has "),
+        ("net.ipv4.tcp_fastopen", "3", "a listener that asks for TCP Fast Open gets no queue"),
+    ],
+)
+@NEEDED
+def test_a_value_that_does_nothing_is_found(net: Namespace, name: str, live: str, told: str) -> None:
+    program = """
+import socket, sys
+from clawd.kernel import effect
+from clawd.kernel.change import OK, Place, Row
+if sys.argv[1].endswith("fastopen"):
+    effect.TCP_FASTOPEN = 9  # TCP_DEFER_ACCEPT: a listener that has no queue says 0
+    effect.QUEUE = 0
+print(effect.effect(Row(Place("sysctl", sys.argv[1]), sys.argv[2], sys.argv[2], OK)))
+"""
+    assert net.run(sys.executable, "-c", program, name, live).startswith(told)
 
 
 # --- reading and writing ---

@@ -229,7 +229,16 @@ def deadly_program(*words):
     strike()
     program(*words)
 tc._netlink, tc._tc = deadly, deadly_program
+def seen():
+    import subprocess
+    text = "for w in qdisc class filter; do tc $w show dev $0; done | grep -v '^qdisc clsact' | sort"
+    return subprocess.run(["sh", "-c", text, name], capture_output=True, text=True, check=True).stdout
 value, at, original = sys.argv[3], 0, lever.read(place)
+before = seen()
+apply(value)
+planned = seen()
+tuning.revert()
+assert seen() == before != planned
 while True:
     pid = os.fork()
     if pid == 0:
@@ -241,6 +250,8 @@ while True:
     tuning = Tuning("test", state)
     tuning.recover()
     assert lever.read(place) in (original, value), (at, lever.read(place))
+    if value.startswith("htb"):  # of other kinds the kernel numbers each leaf anew
+        assert seen() in (before, planned), (at, seen())
     tuning.revert()
     assert lever.read(place) == original, (at, lever.read(place))
     if end == 0:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.network import NEEDED, Namespace, namespace, snapshot
+from tests.network import ENVIRONMENT, NEEDED, Namespace, namespace, snapshot
 
 pytestmark = [pytest.mark.plain, NEEDED]
 
@@ -126,16 +126,16 @@ def test_what_makes_a_value_do_nothing_is_told(net: Namespace) -> None:
 def test_by_the_option_it_is_that_namespace_alone(net: Namespace, tmp_path: Path) -> None:
     before = net.values()
     words = net.command("apply", "--netns", f"pid:{net.holder.pid}", "--json")
-    value = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    value = json.loads(subprocess.run(words, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout)
     inode = os.stat(f"/proc/{net.holder.pid}/ns/net").st_ino
     assert value["netns"]["inode"] == inode
     assert {row["place"]["kind"] for row in value["rows"]} == {"sysctl", "qdisc"}, "nothing of the host"
     assert net.get("net.ipv4.tcp_fastopen") == "3"
     # from outside: its entries wait for it
-    other = subprocess.run(net.command("revert"), capture_output=True, text=True, check=True).stdout
+    other = subprocess.run(net.command("revert"), capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
     assert f"it is in network namespace {inode}: give that as --netns" in " ".join(other.split())
     assert net.get("net.ipv4.tcp_fastopen") == "3"
-    subprocess.run(net.command("revert", "--netns", str(inode)), capture_output=True, check=True)
+    subprocess.run(net.command("revert", "--netns", str(inode)), capture_output=True, check=True, env=ENVIRONMENT)
     assert net.values() == before
 
 

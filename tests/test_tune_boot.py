@@ -18,7 +18,7 @@ from clawd.errors import ConfigError
 from clawd.kernel import sched
 from clawd.kernel.helper import ABILITIES
 from tests.daemon import Daemon
-from tests.network import NEEDED, ROOT, Namespace, namespace
+from tests.network import ENVIRONMENT, NEEDED, Namespace, namespace
 from tests.test_kernel_sched import needs_slices
 
 pytestmark = [pytest.mark.plain]
@@ -48,7 +48,7 @@ def helper(net: Namespace, text: str) -> Iterator[Helper]:
     config.write_text(text)
     words = ["--dir", net.state.parent / "run", "--user", "root", "--config", config, "--state-dir", net.state]
     command = [*net.enter, sys.executable, "-m", "clawd.kernel", *map(str, words)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     try:
         yield Helper(net, process)
     finally:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import re
 import socket
@@ -85,7 +86,8 @@ def inodes() -> frozenset[int] | None:
 
 def _places(*, strict: bool = False) -> dict[int, Path]:
     found = {}
-    for path in (*NAMED.glob("*"), *Path("/proc").glob("[0-9]*/task/[0-9]*/ns/net")):
+    # glob's and not pathlib's, which fails on a process that ends meanwhile
+    for path in map(Path, (*glob.glob(f"{NAMED}/*"), *glob.glob("/proc/[0-9]*/task/[0-9]*/ns/net"))):
         try:
             found[path.stat().st_ino] = path
         except PermissionError:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def winner(lines: list[Line], key: str) -> Line | None:
 def writers(root: Path = ROOT) -> list[str]:
     """Programs that run here and are known to write sysctls or queues."""
     found = []
-    for path in sorted((root / "proc").glob("[0-9]*/comm")):
+    for path in map(Path, sorted(glob.glob(f"{root}/proc/[0-9]*/comm"))):
         try:
             name = path.read_text().strip()
         except OSError:

@@ -59,6 +59,7 @@ def test_every_file_is_in_its_place() -> None:
         "/usr/bin/clawd",
         "/usr/bin/clawctl",
         "/usr/include/clawd_ring.h",
+        "/usr/share/clawd/60-clawd.conf",
         "/usr/lib/systemd/system/clawd.service",
         "/usr/lib/sysusers.d/clawd.conf",
         "/usr/lib/tmpfiles.d/clawd.conf",
