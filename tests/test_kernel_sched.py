@@ -82,8 +82,16 @@ def test_a_thread_that_ended_or_is_another_is_let_alone(child: subprocess.Popen[
     tuning = Tuning("test", tmp_path)
     live = sched.Slices().read(place)
     tuning._tuner().apply(lambda entries: [Change(place, live, "700000")], "test")
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    with subprocess.Popen(["sleep", "600"]) as second:
+        other = sched.threads(second.pid)[0]
+        tuning._tuner().apply(lambda entries: [Change(other, live, "700000")], "test")
+        assert [entry.place for entry in tuning.journal.load()[0]] == [place, other]
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        tuning._tuner().apply(lambda entries: [Change(other, "700000", "600000")], "test")
+        assert [entry.place for entry in tuning.journal.load()[0]] == [other], "no memory of the dead"
+        second.kill()
+        second.wait()
     assert [outcome.result for outcome in tuning.revert()] == ["gone"]
     assert tuning.journal.load() == ([], "")
 

@@ -33,7 +33,11 @@ def _head(value: dict[str, Any]) -> Iterator[str]:
 
 def _show(value: dict[str, Any]) -> Iterator[str]:
     header = ("name", "now", "wanted", "state", "reaches", "scope")
-    yield render.table(header, [_cells(row) for row in value["rows"]])
+    rows = [_cells(row) for row in value["rows"]]
+    wide = [2 + max(len(render.cell(cell)) for cell in column) for column in zip(header, *rows, strict=True)]
+    # names are worth more than the last columns
+    kept = max([4, *(count for count in (5, 6) if sum(wide[:count]) <= render.width() + 2)])
+    yield render.table(header[:kept], [row[:kept] for row in rows])
     yield from _remarks(value["rows"])
 
 
@@ -66,9 +70,12 @@ def _plan(value: dict[str, Any]) -> Iterator[str]:
     if not changes:
         yield "nothing to change"
         return
+    reasons = {_name(row): row["reason"] for row in value.get("rows", ())}
     yield "would do:"
     for change in changes:
         yield from _operations(change["operations"], is_disruptive=change["is_disruptive"])
+        if reasons.get(_name(change)):
+            yield f"    # {render.cell(reasons[_name(change)])}"
     yield "and take it back by:"
     for change in reversed(changes):
         yield from _operations(change["undo"], is_disruptive=change["is_disruptive"])

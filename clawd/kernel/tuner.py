@@ -69,6 +69,8 @@ class Tuner:
         with self._journal.locked():
             entries, _void = self._journal.load()
             outcomes = self._recover(entries)
+            # threads and devices that ended took theirs along
+            entries = [entry for entry in entries if not self._is_gone(entry)]
             changes = list(planner(entries))
             known = self._journal.profiles
             if not changes and known.get(self._scope.netns) == profile:
@@ -185,6 +187,15 @@ class Tuner:
         elif outcome.result != "failed":
             _put(entries, entry.place, None)
         return outcome
+
+    def _is_gone(self, entry: Entry) -> bool:
+        if not self._scope.holds(entry):
+            return self._scope.lost(entry)
+        try:
+            self._levers[entry.place.kind].read(entry.place)
+        except Trouble as error:
+            return error.why == GONE
+        return False
 
     def _live(self, entry: Entry) -> str | None:
         try:
