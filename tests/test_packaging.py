@@ -179,6 +179,11 @@ def test_pip_installs_a_tree_without_gits_data(tmp_path: Path) -> None:
     made.run("import clawd.producer")
 
 
+def test_the_profiles_of_tuning_come_along(wheel: Path) -> None:
+    names = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("clawd/kernel/profiles/")}
+    assert names == {"60-clawd.conf", "low-latency.conf", "shared-host.conf", "wan.conf"}
+
+
 def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     source = tree(tmp_path / "tree")
     backend = "import sys; sys.path.insert(0, 'scripts'); import build_backend; build_backend.build_sdist(sys.argv[1])"
