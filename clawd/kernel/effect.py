@@ -26,7 +26,9 @@ def _bound() -> socket.socket:
 
 
 def listener_takes_syn_data(row: Row) -> str:
-    """A listener that asks for it, as clawd's do, has a queue for requests that come with the SYN."""
+    """A listener that asks for it, as clawd's do, has a queue for requests that come with the SYN. The first one of a
+    namespace makes the kernel invent net.ipv4.tcp_fastopen_key.
+    """
     if not int(row.live or 0) & 2:
         return ""
     with _bound() as listener:
