@@ -81,6 +81,7 @@ def test_without_the_setting_nothing_is_touched_but_what_was_left_unfinished(net
     with helper(net, "[kernel]\ntune = off\n") as one:
         one.until_ready()
     assert net.values() == before
+    assert not net.state.exists()
     program = """
 import os, signal, sys
 from pathlib import Path

@@ -42,6 +42,8 @@ def tune(config: Config, directory: Path) -> None:
 
 
 def _tune(config: Config, tuning: Tuning) -> None:
+    if not config.tune and not os.path.lexists(tuning.journal.path):
+        return  # and leaves no trace
     for outcome in tuning.recover():
         log.event("tune rolled back", place=outcome.place, result=outcome.result, value=outcome.value)
     if not config.tune or tuning.journal.profiles.get(tuning.namespace.cookie) == config.profile:
