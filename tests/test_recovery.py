@@ -283,3 +283,14 @@ def test_a_gigabyte_is_taken_over_in_half_a_second(tmp_path: Path) -> None:
     print(run.stdout)
     assert "262144 of 262144 blocks, 0 damaged" in run.stdout
     assert float(run.stdout.split("recovered in ")[1].split()[0]) < 500
+
+
+def test_what_a_client_said_to_the_clawd_before_is_not_taken_for_words_about_its_new_connection(rig: Rig) -> None:
+    """A message that libzmq kept back goes out on the next connection, before the client knows of it."""
+    for _ in range(3):
+        old = rig.core.connect()
+        rig.restart()
+        new = rig.core.connect()
+        assert new != old
+        head = struct.pack("<BBHIQ", lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, 0, old, 1 << 40)
+        assert rig.core.flow(new, head)

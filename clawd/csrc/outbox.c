@@ -66,6 +66,9 @@ uint32_t claw_connection_open(struct claw_outbox *outbox)
 		return 0;
 	struct claw_connection *connection = &outbox->connections[index];
 	uint32_t generation = connection->generation + 1;
+	/* Begins anywhere: what a client had said to an earlier clawd must not be taken for words about this connection */
+	if (!connection->generation)
+		generation = (uint32_t)claw_hash(outbox->streams->hash_key, (const uint8_t *)&index, sizeof(index)) | 1;
 	*connection = (struct claw_connection){
 		.id = (generation << 16) | index,
 		.generation = generation,
