@@ -18,7 +18,8 @@ from clawd.errors import ControlError, ProtocolError, VersionMismatch, hint_unre
 
 __all__ = ["Session", "Watcher", "other_version"]
 
-_RETRY_FIRST_S, _RETRY_MAX_S = 0.01, 0.5
+_RETRY_MIN_S, _RETRY_MAX_S = 0.01, 0.5
+_RETRY_SHARE = 0.1  # of the time without clawd: how late its return may be noticed
 _FINAL = ("bad_request", "denied")  # answers to hello that will not change by asking again
 
 
@@ -53,7 +54,7 @@ class Session:
         self._path = os.path.join(runtime_dir, protocol.CONTROL_SOCKET)
         self._socket: socket.socket | None = None
         self._watchers: list[Watcher] = []
-        self._retry_s = _RETRY_FIRST_S
+        self._lost_at: float | None = None  # since when there is no welcome
         self.name: str | None = None
         """What attaches carry; None while there is no welcome."""
         self.refusal = ""
@@ -82,8 +83,10 @@ class Session:
             watcher.register(control, select.EPOLLIN)
 
     def _retry_later(self) -> None:
-        self.retry_at = time.monotonic() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
+        self.retry_at = now + min(max(_RETRY_SHARE * (now - self._lost_at), _RETRY_MIN_S), _RETRY_MAX_S)
 
     def retry(self) -> None:
         """Dial again, when `retry_at` has come."""
@@ -120,7 +123,7 @@ class Session:
             if isinstance(message, protocol.Welcome):
                 self.name = message.session
                 self.refusal = ""
-                self._retry_s = _RETRY_FIRST_S
+                self._lost_at = None
                 named = True
             elif isinstance(message, protocol.Failure):
                 if message.code in _FINAL:
