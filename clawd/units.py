@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 
 from clawd.errors import ConfigError
 
@@ -22,10 +21,11 @@ def _quantity(text: str, units: Mapping[str, int], what: str, hint: str) -> int:
     size = next((size for name, size in units.items() if match and match[2].lower() == name.lower()), None)
     if match is None or size is None:
         raise ConfigError(f'"{text}" is not a {what}', hint)
-    value = Fraction(match[1]) * size
-    if value.denominator != 1:
+    whole, _, part = match[1].partition(".")
+    value, rest = divmod(int(whole + part) * size, int("1" + "0" * len(part)))
+    if rest:
         raise ConfigError(f'"{text}" is too fine for a {what}', hint)
-    return value.numerator
+    return value
 
 
 def parse_bytes(text: str) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import time
 from pathlib import Path
 from types import TracebackType
@@ -86,7 +85,7 @@ class Instance:
         except (FileNotFoundError, UnicodeDecodeError):
             lines = []
         known = len(lines) > 0 and re.fullmatch(r"[0-9a-f]{16}", lines[0])
-        self.id = lines[0] if known else secrets.token_hex(8)
+        self.id = lines[0] if known else os.urandom(8).hex()
         self.is_new = not known or lines[1:] != [boot, ""]
         if self.is_new:
             new = path.with_name("instance.new")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import secrets
 import signal
 import socket
 import time
@@ -76,7 +75,7 @@ def serve(configuration: Configuration, sources: Sources) -> int:
             user_streams=config.user_streams,
             user_attachments=config.user_attachments,
         )
-        epoch = secrets.randbits(63) | 1
+        epoch = memory.random_id()
         with shown(instance.id, limits) as core:
             recovery.make_spool(core, instance, left, limits.spool_bytes, SPOOL_OBJECT_BYTES)
             adopted = recovery.recover(core, left, epoch)

@@ -53,6 +53,11 @@ class Object:
             posix_ipc.unlink_shared_memory(self.name)
 
 
+def random_id() -> int:
+    """63 bits, never 0. Not by `secrets`: that loads OpenSSL, which a start after a crash would wait for."""
+    return int.from_bytes(os.urandom(8), "little") >> 1 | 1
+
+
 def prefix(instance: str) -> str:
     return f"clawd-{instance}-"
 

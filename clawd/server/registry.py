@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import socket
 import struct
 from collections import Counter
@@ -221,7 +220,7 @@ class Registry:
             self._gone(peer)
             return
         peer.role, peer.label = message.role, message.client
-        peer.session = secrets.token_hex(16)
+        peer.session = os.urandom(16).hex()
         self.sessions[peer.session] = peer
         self._core.count_clients(len(self.sessions))
         log.event("client connected", role=peer.role, client=peer.label, pid=peer.pid, uid=peer.uid)

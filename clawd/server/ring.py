@@ -6,7 +6,6 @@ from __future__ import annotations
 import array
 import fcntl
 import os
-import secrets
 import socket
 from dataclasses import dataclass, field
 
@@ -162,7 +161,7 @@ class Ring:
 
 def make_ring(core: Core, instance: Instance, epoch: int, ring_bytes: int, owner: Owner) -> Ring:
     """Allocate DATA and CTL and map them into the core. Raises HostError or CoreError with nothing left behind."""
-    pair = f"/{memory.prefix(instance.id)}{secrets.token_hex(8)}"
+    pair = f"/{memory.prefix(instance.id)}{os.urandom(8).hex()}"
     made: list[memory.Object] = []
     fds: list[int] = []
     try:
@@ -175,7 +174,7 @@ def make_ring(core: Core, instance: Instance, epoch: int, ring_bytes: int, owner
         fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         fds.append(ctl.reopen(read_only=True))
         fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        ring_id = secrets.randbits(63) | 1
+        ring_id = memory.random_id()
         _sign(ctl.fd, instance.boot_id, owner)
         index = core.add_ring(data.fd, ctl.fd, fds[2], ring_bytes, ring_id, epoch)
     except OSError as error:
