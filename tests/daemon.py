@@ -43,6 +43,12 @@ def until(condition: Callable[[], object], what: str) -> None:
         os.sched_yield()
 
 
+def keep_bytecode(directory: Path) -> None:
+    """What is started from here on keeps what it compiles, as an installed clawd has it: a start is a third shorter."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(directory)
+
+
 class Log:
     """The lines of a process's stderr as they come."""
 

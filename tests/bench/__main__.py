@@ -16,7 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import gateway, pacing, producer, text
+from tests.bench import gateway, pacing, producer, recovery, text
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -129,8 +129,10 @@ def main() -> int:
         " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
     )
     what = "relay: written to read; producer: what a write costs; text: what a token's class costs; pacing: even gaps"
-    what += " (default: all these); gateway: events over HTTP, for a minute"
-    parser.add_argument("what", nargs="?", choices=("relay", "producer", "text", "pacing", "gateway"), help=what)
+    what += " (default: all these); gateway: events over HTTP, for a minute; recovery: kill -9 to the next token"
+    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery")
+    parser.add_argument("what", nargs="?", choices=kinds, help=what)
+    parser.add_argument("--kills", type=int, default=100, metavar="N", help="of clawd, for recovery (default 100)")
     parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
     parser.add_argument("--load", choices=tuple(loads(1)), action="append", help="only this load; may be repeated")
     parser.add_argument("--path", choices=tuple(PATHS), action="append", help="only this path; may be repeated")
@@ -165,6 +167,11 @@ def main() -> int:
     firsts = pacing.run_first(min(rounds, 3), 20 if options.smoke else 200) if options.what in (None, "pacing") else {}
     if paces and not options.json:
         print(pacing.show(paces), pacing.show_first(firsts), sep="\n", flush=True)
+    ends = {}
+    if options.what == "recovery":
+        ends = recovery.measure(5 if options.smoke else options.kills, rounds, 1 << (24 if options.smoke else 30))
+        if not options.json:
+            print(recovery.show(ends), flush=True)
     for name in (options.load or chosen) if options.what in (None, "relay") else ():
         results[name] = compare(chosen[name], paths, rounds)
         if not options.json:
@@ -192,6 +199,7 @@ def main() -> int:
                     "text": classes,
                     "pacing": paces,
                     "first_tokens": firsts,
+                    "recovery": ends,
                     "loads": results,
                 }
             )
