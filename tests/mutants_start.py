@@ -15,6 +15,30 @@ START = (
         often=True,
     ),
     Mutant(
+        "what comes again is compared with another stream's last",
+        "csrc/intake.c",
+        "	if (record->ring_seq <= entry->ring_seq)\n",
+        "	if (record->ring_seq <= core->streams.table[0].ring_seq)\n",
+        COMMIT,
+        often=True,
+    ),
+    Mutant(
+        "a connection has the number of one before the start",
+        "csrc/outbox.c",
+        "	if (!connection->generation)\n",
+        "	if (0)\n",
+        "test_recovery.py::"
+        "test_what_a_client_said_to_the_clawd_before_is_not_taken_for_words_about_its_new_connection",
+        often=True,
+    ),
+    Mutant(
+        "a client that comes again does not say what it has",
+        "link.py",
+        "after=None if inbox.incarnation is None else inbox.expected - 1,",
+        "after=None,",
+        "test_link.py::test_a_cut_connection_goes_on_after_the_last_token_and_doubles_nothing",
+    ),
+    Mutant(
         "an OPEN that comes again is a new one",
         "csrc/adopt.c",
         "	ring->known_seq = find_known(core, ring, from, to);\n",
