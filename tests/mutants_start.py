@@ -27,8 +27,7 @@ START = (
         "csrc/outbox.c",
         "	if (!connection->generation)\n",
         "	if (0)\n",
-        "test_recovery.py::"
-        "test_what_a_client_said_to_the_clawd_before_is_not_taken_for_words_about_its_new_connection",
+        "test_recovery.py::test_what_a_client_said_to_the_clawd_before_is_not_taken_for_words_about_its_new_connection",
         often=True,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from classes import CRITICAL, Classes
 from clawd.core import lib
 from rig import Rig, RingWriter
 
-NAMES = [f"stream-{number}".encode() for number in range(4)]
+NAMES = [f"stream-{number}".encode() for number in range(8)]
 WORDS = [b"One", b".", b" Two", b"!", b" ", b"3", b"\xe3\x80", b"\x82", b"\xe4\xbd\xa0"]
 
 
@@ -45,6 +45,7 @@ class Got:
     cost: int = 0
     gaps: int = 0
     end: bytes | None = None
+    incarnation: int | None = None
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -55,7 +56,7 @@ class CoreMachine(RuleBasedStateMachine):
         spool_blocks=st.integers(4, 24), stream_blocks=st.integers(2, 6), ring_bytes=st.sampled_from([4096, 16384])
     )
     def start(self, spool_blocks: int, stream_blocks: int, ring_bytes: int) -> None:
-        self.rig = Rig({"spool_bytes": spool_blocks * 4096, "stream_bytes": stream_blocks * 4096, "max_streams": 6})
+        self.rig = Rig({"spool_bytes": spool_blocks * 4096, "stream_bytes": stream_blocks * 4096, "max_streams": 12})
         self.ring = self.rig.ring(ring_bytes)
         self.client = self.rig.core.connect()
         self.streams: dict[bytes, Written] = {}
@@ -67,8 +68,17 @@ class CoreMachine(RuleBasedStateMachine):
         if hasattr(self, "rig"):
             self.rig.close()
 
+    def now_ns(self) -> int | None:
+        """None: as of now."""
+        return None
+
     def has_room(self, size: int) -> bool:
         return self.ring.head - int(self.ring.ctl.ack_pos) + size + 64 <= self.ring.ring_bytes
+
+    def writable(self, name: bytes) -> Written | None:
+        """The stream of this name, else any: most names are not open, and a step should do something."""
+        live = {name: stream for name, stream in self.streams.items() if stream.end is None}
+        return live.get(name) or next(iter(live.values()), None)
 
     @rule(name=st.sampled_from(NAMES))
     def open(self, name: bytes) -> None:
@@ -84,8 +94,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), size=st.sampled_from([0, 1, 7, 100, 900, 1024]), urgent=st.booleans())
     def write(self, name: bytes, size: int, urgent: bool) -> None:
-        stream = self.streams.get(name)
-        if stream is None or stream.end is not None or not self.has_room(size):
+        stream = self.writable(name)
+        if stream is None or not self.has_room(size):
             return
         data = bytes((len(stream.tokens) + i) % 251 for i in range(size))
         self.ring.write(stream.handle, data, urgent=urgent)
@@ -93,8 +103,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=6))
     def say(self, name: bytes, words: list[bytes]) -> None:
-        stream = self.streams.get(name)
-        if stream is None or stream.end is not None or not self.has_room(64 * len(words)):
+        stream = self.writable(name)
+        if stream is None or not self.has_room(64 * len(words)):
             return
         for word in words:
             self.ring.write(stream.handle, word)
@@ -160,11 +170,12 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule()
     def turn(self) -> None:
-        for item in self.rig.turn():
+        for item in self.rig.turn(self.now_ns()):
             got = self.readings.get(item.attachment)
             if got is None:
                 continue
             got.cost += item.cost
+            got.incarnation = item.incarnation
             assert got.end is None, "nothing comes after the end"
             if item.kind == lib.CLAW_TOKEN:
                 assert item.seq == got.expected
