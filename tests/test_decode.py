@@ -77,7 +77,7 @@ def test_arbitrary_objects_are_a_message_or_refused(value: dict[str, Any]) -> No
 @given(st.sampled_from(ALLOWED), st.data())
 def test_a_good_message_with_bytes_changed_is_a_message_or_refused(kind: type, data: st.DataObject) -> None:
     samples = {"version": 1, "role": "admin", "session": "s", "instance": "i", "id": 7, "stream": "chatcmpl-1"}
-    samples |= {"connection": 9, "code": "lost", "text": "why"}
+    samples |= {"connection": 9, "code": "lost", "text": "why", "mode": "off"}
     message = kind(**{row.name: samples[row.name] for row in fields(kind) if row.name in samples})
     packet = bytearray(protocol.encode(message))
     good(decode(bytes(packet)))
