@@ -27,7 +27,7 @@ AT_LEAST = 0.7
 def kill(seconds: float, seed: int) -> float:
     """Returns how many of the kills counted, of 1."""
     command = [sys.executable, ROOT / "tests" / "kills.py", "--seconds", str(seconds), "--seed", str(seed)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    run = subprocess.run(command, capture_output=True, text=True)
     print(run.stdout, run.stderr)
     assert run.returncode == 0, run.stdout + run.stderr
     found = re.search(r"(\d+) strikes, (\d+) effective", run.stdout, re.MULTILINE)
