@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_clawd_killed_at_any_failpoint_is_followed_by_one_that_has_everything(tmp_path: Path) -> None:
     tree = core_tree(tmp_path, "CLAW_FAILPOINTS")
     paths = os.pathsep.join(map(str, (tree, ROOT / "tests", ROOT)))

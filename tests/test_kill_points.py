@@ -29,6 +29,7 @@ def test_a_producer_killed_at_any_instruction_leaves_a_whole_record_or_none(tmp_
     kill(tmp_path / "kill_publish", sources, 1000)
 
 
+@pytest.mark.slow
 def test_clawd_killed_at_any_instruction_leaves_whole_records_and_gives_back_only_what_is_committed(
     tmp_path: Path,
 ) -> None:

@@ -152,6 +152,7 @@ def foreign(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environmen
     return made
 
 
+@pytest.mark.slow
 def test_the_wheel_serves_another_python_on_both_ends(foreign: Environment, daemon: Daemon, history: History) -> None:
     check_producer(foreign, daemon, history, "foreign")
     with Producer("native", daemon.runtime_dir) as producer:
@@ -184,6 +185,7 @@ def test_the_profiles_of_tuning_come_along(wheel: Path) -> None:
     assert names == {"60-clawd.conf", "low-latency.conf", "shared-host.conf", "wan.conf"}
 
 
+@pytest.mark.slow
 def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     source = tree(tmp_path / "tree")
     backend = "import sys; sys.path.insert(0, 'scripts'); import build_backend; build_backend.build_sdist(sys.argv[1])"
