@@ -11,6 +11,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -66,16 +67,14 @@ def opened(daemon: Daemon) -> int:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Daemon:
+def small() -> Iterator[Daemon]:
     need = files_needed(PRODUCERS, CLIENTS)
     flags = ("--max-clients", CLIENTS, "--max-producers", PRODUCERS, "--user-clients", SHARE)
-    daemon = Daemon(
-        tmp_path / "run", "--spool-bytes", "4M", *map(str, flags), prefix=("prlimit", f"--nofile={need}:{need}")
-    )
-    for path in (tmp_path, *tmp_path.parents):
-        if path != Path("/") and str(path).startswith("/tmp/pytest"):
-            path.chmod(path.stat().st_mode | 0o011)
-    return daemon
+    prefix = ("prlimit", f"--nofile={need}:{need}")
+    # Not in pytest's directory, which every pytest that starts shuts to others
+    with tempfile.TemporaryDirectory(prefix="clawd-door-") as directory:
+        Path(directory).chmod(0o711)
+        yield Daemon(Path(directory) / "run", "--spool-bytes", "4M", *map(str, flags), prefix=prefix)
 
 
 @pytest.mark.parametrize("uid", [0, 65534], ids=["its own user", "another user"])
