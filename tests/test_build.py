@@ -68,5 +68,6 @@ def test_the_wheel_holds_the_modules_and_the_core_and_no_source(wheel: Path) -> 
         "/page.html",
         "/clawd.rules.yml",
         "/dashboard.json",
+        ".conf",
     )
     assert [name for name in packed if not (name.startswith("clawd/") and name.endswith(allowed))] == []
