@@ -340,6 +340,8 @@ class Link:
             if message.id == 0:
                 self._refused = self._connection is None
                 self._fail_all(AttachError(f"cannot read: {text}", message.code))
+            elif message.code == "session":
+                self._session.renew()
             elif (inbox := self._inboxes.get(message.id)) is not None:
                 self._finish(inbox, AttachError(f'cannot read "{inbox.stream}": {text}', message.code))
 

@@ -133,6 +133,11 @@ class Session:
                 return False
         return named
 
+    def renew(self) -> None:
+        """Say hello again: clawd does not know this session."""
+        if self.name is not None:
+            self._lose()
+
     def _lose(self) -> None:
         self.close()
         self._retry_later()

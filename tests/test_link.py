@@ -229,6 +229,15 @@ def test_a_lost_control_connection_alone_is_made_again_and_readings_get_the_new_
     assert relay.connection == 1
 
 
+def test_a_session_that_clawd_does_not_know_is_made_again_and_the_reading_goes_on(relay, consumer):
+    reading = consumer.attach("s")
+    first = relay.expect(protocol.Attach)
+    relay.send(protocol.Failure(code="session", text="not known", id=first.id))
+    again = relay.expect(protocol.Attach, lambda attach: attach.session != first.session)
+    relay.tell(again.id, 0, wire.opened(), wire.token(b"x"))
+    assert reading.read(PATIENCE_S).text == "x"
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

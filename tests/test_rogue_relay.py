@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[Callable[[Client], bytes], str]] = {
     "a flow of another version": (lambda client: b"\xf1\x02" + client.flow(0)[2:], "bad_request"),
     "an ack of what was not sent": (lambda client: client.flow(1 << 40), "bad_request"),
     "an ack of 2^64-1": (lambda client: client.flow(2**64 - 1), "bad_request"),
-    "an unknown session": (lambda _: _attach(session="0" * 32), "denied"),
+    "an unknown session": (lambda _: _attach(session="0" * 32), "session"),
     "an id of 0": (lambda client: _attach(session=client.session, id=0), "bad_request"),
     "an id of 2^32": (lambda client: _attach(session=client.session, id=2**32), "bad_request"),
     "no credit": (lambda client: _attach(session=client.session, credit=0), "bad_request"),
@@ -213,7 +213,7 @@ def test_numbers_of_others_do_nothing(daemon: Daemon) -> None:
         two.attach(name, 1)
         assert b"first" in two.relay.recv()
         answer = two.ask(_attach(session=one.session))
-        assert (answer["code"], answer["id"]) == ("denied", 1)
+        assert (answer["code"], answer["id"]) == ("session", 1)
         one.pong()
 
 
@@ -222,7 +222,7 @@ def test_an_attach_before_hello_or_after_its_control_connection_is_denied(daemon
         rogue.control.close()
         daemon.log.wait("client gone", count=1)
         answer = rogue.ask(_attach(session=rogue.session))
-        assert answer["code"] == "denied"
+        assert answer["code"] == "session"
 
 
 def test_an_attachment_said_again_starts_again(daemon: Daemon) -> None:

@@ -357,8 +357,9 @@ class Relay:
 
     def _attach(self, connection: Connection, request: protocol.Attach) -> None:
         if request.session not in self._sessions or connection.session not in ("", request.session):
+            # Around a restart an honest client's may be an earlier clawd's: it says hello again
             text = "this session is not known here; say hello on the control socket"
-            self._reply(connection, protocol.Failure(code="denied", text=text, id=request.id))
+            self._reply(connection, protocol.Failure(code="session", text=text, id=request.id))
             return
         if not connection.session:
             earlier = self._by_session.get(request.session)
