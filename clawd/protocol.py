@@ -36,6 +36,9 @@ RELAY_SOCKET = "relay.sock"
 
 KERNEL_DIR = "/run/clawd-kernel"
 KERNEL_SOCKET = "kernel.sock"
+LANES = ("express", "bulk")
+CONGESTION = ("", "cubic", "reno", "bbr", "dctcp")
+"""What a lane's sockets may be given; the first leaves them what the kernel gave."""
 KERNEL_MESSAGE_MAX = 512
 """Bytes of a request to clawd-kernel: a name and a few numbers."""
 
@@ -73,6 +76,14 @@ def _or_none(check: Check) -> Check:
 
 def _list(check: Check) -> Check:
     return lambda value: type(value) is list and all(check(each) for each in value)
+
+
+def _figures(value: Any) -> bool:
+    return type(value) is dict and all(type(key) is str and type(figure) is int for key, figure in value.items())
+
+
+def _place(value: Any) -> bool:
+    return type(value) is list and [type(part) for part in value] == [str, int, int]
 
 
 def _table(value: Any) -> bool:
@@ -275,6 +286,70 @@ class Abilities:
 
 
 @dataclass(frozen=True)
+class SetLane:
+    """Have clawd-kernel shape what is accepted on `port`, as long as this connection lasts. `pacing` in bytes a second,
+    `lowat` in bytes; zero leaves an option as the kernel has it. Answered by `Shaping`.
+    """
+
+    op = "set_lane"
+    port: int = _checked(_number(1, 65535))
+    lane: str = _checked(_one_of(*LANES))
+    pacing: int = _checked(_number(0, 2**40), 0)
+    lowat: int = _checked(_number(0, 2**30), 0)
+    priority: int = _checked(_number(0, 15), 0)
+    dscp: int = _checked(_number(0, 63), 0)
+    thin: bool = _checked(_flag, False)
+    congestion: str = _checked(_one_of(*CONGESTION), "")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Ask clawd-kernel what it shapes. Answered by `Shaping`."""
+
+    op = "shape"
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """`state` is `attached`, or `off` with the `reason`. `others`: ids of programs that run beside it. `unpinned`: why
+    it would end with a clawd-kernel that is killed.
+    """
+
+    op = "shaping"
+    state: str = _checked(_text(16))
+    reason: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    cgroup: str = _checked(_text(4096))
+    since_ns: int | None = _checked(_or_none(_number(0, 2**63 - 1)))
+    is_proved: bool = _checked(_flag)
+    unpinned: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    headers: str | None = _checked(_or_none(_text(256)))
+    lanes: int = _checked(_number(0, 65535))
+    others: Sequence[int] = _checked(_list(_number(0, 2**32 - 1)))
+    counters: Mapping[str, int] = _checked(_figures)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Ask clawd-kernel for what the shaper knows of each socket. Answered by `SocketRows`."""
+
+    op = "rows"
+
+
+@dataclass(frozen=True)
+class SocketRows:
+    """With two descriptors when there are `entries`: arrays to be mapped, of rows and of what is wanted for the socket
+    of the same place, which the receiver writes. The layouts are name, offset and bytes of each number.
+    """
+
+    op = "rows"
+    entries: int = _checked(_number(0, 2**20))
+    row_bytes: int = _checked(_number(0, 4096), 0)
+    want_bytes: int = _checked(_number(0, 4096), 0)
+    row: Sequence[Sequence[Any]] = _checked(_list(_place), ())
+    want: Sequence[Sequence[Any]] = _checked(_list(_place), ())
+
+
+@dataclass(frozen=True)
 class Connected:
     """clawd's answer to a relay connection that announced itself: attach (again) now."""
 
@@ -313,6 +388,11 @@ Message = (
     | Pong
     | Capabilities
     | Abilities
+    | SetLane
+    | Shape
+    | Shaping
+    | Rows
+    | SocketRows
     | Connected
     | Failure
 )
@@ -320,7 +400,7 @@ M = TypeVar("M", bound=Message)
 
 CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
-KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities)
+KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities, SetLane, Shape, Rows)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
 

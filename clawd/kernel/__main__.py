@@ -14,6 +14,7 @@ from clawd.errors import ClawdError, ConfigErrors
 from clawd.kernel import boot
 from clawd.kernel.helper import ABILITIES, Helper, find_user
 from clawd.kernel.journal import DIRECTORY
+from clawd.kernel.shaper import PINS, Shaper, default_cgroup
 from clawd.sources import DEFAULT_FILE, Sources
 
 
@@ -28,6 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dir", type=Path, default=Path(protocol.KERNEL_DIR), help="directory of its socket (default %(default)s)"
     )
+    parser.add_argument(
+        "--cgroup", type=Path, help="control group whose sockets are shaped (default: clawd.slice of version 2)"
+    )
+    parser.add_argument(
+        "--bpf-dir", type=Path, default=PINS, help="BPF file system that programs are pinned in (default %(default)s)"
+    )
     parser.add_argument("--user", default="clawd", help="clawd's user (default %(default)s)")
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"clawd's settings (default {DEFAULT_FILE})")
     parser.add_argument(
@@ -36,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     log.start(name="clawd-kernel")
     try:
-        with Helper(options.dir, find_user(options.user)) as helper:
+        shaper = Shaper(options.cgroup or default_cgroup(), options.bpf_dir)
+        with Helper(options.dir, find_user(options.user), shaper) as helper:
             boot.tune(_config(options.config), options.state_dir)
             # Tuning wanted root's own; requests want these
             boot.keep_only([bit for bit, _ in ABILITIES.values()])

@@ -5,6 +5,7 @@ or a program, so what the helper can be made to do is what is listed here.
 
 from __future__ import annotations
 
+import array
 import fcntl
 import os
 import pwd
@@ -15,12 +16,14 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from clawd import log, protocol, sd
 from clawd.errors import AlreadyRunning, HostError, ProtocolError
+from clawd.kernel.shaper import Policy, Shaper
 
 PEERS_MAX = 16
 """Connections of clawd's user and root at once."""
@@ -55,6 +58,8 @@ class Peer:
     uid: int
     is_stranger: bool
     since: float
+    ports: set[int] = field(default_factory=set)
+    """Of the lanes that it named: they are shaped as long as it is there."""
 
 
 def find_user(name: str) -> User:
@@ -76,18 +81,22 @@ def abilities(status: str) -> dict[str, str]:
 class Helper:
     """Holds the lock of its directory and listens there, from entry to exit."""
 
-    def __init__(self, directory: Path, user: User) -> None:
+    def __init__(self, directory: Path, user: User, shaper: Shaper) -> None:
         self._directory = directory
         self._path = directory / protocol.KERNEL_SOCKET
         self._user = user
+        self._shaper = shaper
         self._lock = -1
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._peers: set[Peer] = set()
         self._is_stopping = False
-        self._answers: dict[type[protocol.Message], Callable[[], protocol.Message]] = {
-            protocol.Ping: protocol.Pong,
+        self._answers: dict[type[protocol.Message], Callable[[Peer, Any], protocol.Message]] = {
+            protocol.Ping: lambda _peer, _request: protocol.Pong(),
             protocol.Capabilities: self._capabilities,
+            protocol.SetLane: self._set_lane,
+            protocol.Shape: lambda _peer, _request: self._shaper.state(),
+            protocol.Rows: self._rows,
         }
 
     def __enter__(self) -> Helper:
@@ -120,6 +129,7 @@ class Helper:
     def _close(self) -> None:
         for peer in list(self._peers):
             self._drop(peer)
+        self._shaper.close()
         self._selector.close()
         self._listener.close()
         if self._lock >= 0:
@@ -181,7 +191,7 @@ class Helper:
             return
         answer = self._answer(peer, packet)
         try:
-            peer.socket.send(protocol.encode(answer), socket.MSG_NOSIGNAL)
+            peer.socket.sendmsg([protocol.encode(answer)], self._rights(answer), socket.MSG_NOSIGNAL)
         except OSError:
             self._drop(peer)  # it does not read its answers, or is gone
             return
@@ -197,13 +207,44 @@ class Helper:
         except ProtocolError as error:
             log.warning("request refused", pid=peer.pid, uid=peer.uid, error=error)
             return protocol.Failure(code="bad_request", text=str(error))
-        return self._answers[type(request)]()
+        return self._answers[type(request)](peer, request)
 
-    def _capabilities(self) -> protocol.Message:
+    def _capabilities(self, _peer: Peer, _request: protocol.Capabilities) -> protocol.Message:
         return protocol.Abilities(protocol.VERSION, abilities(Path("/proc/self/status").read_text()))
+
+    def _set_lane(self, peer: Peer, request: protocol.SetLane) -> protocol.Message:
+        policy = Policy(
+            1 + protocol.LANES.index(request.lane),
+            request.pacing,
+            request.lowat,
+            request.priority,
+            request.dscp,
+            int(request.thin),
+            request.congestion.encode(),
+        )
+        try:
+            self._shaper.set_lane(request.port, policy)
+        except HostError as error:
+            return protocol.Failure(code="limit", text=str(error))
+        peer.ports.add(request.port)
+        return self._shaper.state()
+
+    def _rows(self, _peer: Peer, _request: protocol.Rows) -> protocol.Message:
+        maps = self._shaper.maps()
+        if not maps:
+            return protocol.SocketRows(0)
+        layouts = [[[field.name, field.offset, field.size] for field in each.layout] for each in maps]
+        return protocol.SocketRows(maps[0].entries, maps[0].value_size, maps[1].value_size, *layouts)
+
+    def _rights(self, answer: protocol.Message) -> list[tuple[int, int, array.array[int]]]:
+        """The descriptors that go with it. clawd may map them and nothing else: bpf(2) is not for it."""
+        maps = self._shaper.maps() if isinstance(answer, protocol.SocketRows) and answer.entries else None
+        fds = array.array("i", [each.fd for each in maps or ()])
+        return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
 
     def _drop(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        self._shaper.drop_lanes(peer.ports)
         self._selector.unregister(peer.socket)
         peer.socket.close()
 

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles BPF programs by bcc and loads them. bcc brings a whole compiler into the process, so it does that in one of
+its own, which hands over descriptors and ends; nobody else imports it.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawd.errors import HostError
+
+SOURCES = Path(__file__).resolve().parents[2] / "ebpf"
+INSTALLED = Path("/usr/share/clawd/ebpf")
+MODULES = Path("/lib/modules")
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
+COMPILE_S = 60.0
+"""In emulation it takes ten seconds."""
+DESCRIPTORS_MAX = 64
+ANSWER_MAX = 1 << 16
+
+KINDS = ("SOCK_OPS", "SCHED_CLS", "CGROUP_SKB", "TRACEPOINT", "TRACING", "RAW_TRACEPOINT")
+"""Of programs: bcc's names."""
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    offset: int
+    size: int
+    count: int
+    """Elements; 1 for what is no array."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """`layout` is of a value, by the compiler; empty for a plain number."""
+
+    fd: int
+    key_size: int
+    value_size: int
+    entries: int
+    layout: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Descriptors that are the caller's to close. `headers`: of which kernel they were."""
+
+    programs: Mapping[str, int]
+    maps: Mapping[str, Map]
+    headers: str
+
+    def close(self) -> None:
+        for fd in (*self.programs.values(), *(each.fd for each in self.maps.values())):
+            os.close(fd)
+
+
+def load(source: str, programs: Mapping[str, str], flags: Sequence[str] = (), sources: Path | None = None) -> Loaded:
+    """Compile `source` and load from it each program, of the kind given. Raises HostError with what is missing here."""
+    directory = sources or (SOURCES if SOURCES.is_dir() else INSTALLED)
+    if not (directory / source).is_file():
+        raise HostError(f'there is no "{directory / source}"', "install clawd again")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    job = {"source": str(directory / source), "programs": dict(programs), "flags": list(flags)}
+    command = [sys.executable, "-m", "clawd.kernel.bpf", str(theirs.fileno())]
+    with ours:
+        with theirs:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            )
+        try:
+            _, told = child.communicate(json.dumps(job), COMPILE_S)
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            child.communicate()
+            raise HostError(f"compiling {source} took more than {COMPILE_S:.0f} s") from error
+        if child.returncode != 0:
+            raise HostError(f"the compiler of {source} ended with {child.returncode}: {_last(told)}")
+        return _received(ours, source, told)
+
+
+def _received(ours: socket.socket, source: str, told: str) -> Loaded:
+    packet, ancillary, _flags, _address = ours.recvmsg(ANSWER_MAX, socket.CMSG_SPACE(DESCRIPTORS_MAX * 4))
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    answer = json.loads(packet)
+    if "error" in answer:
+        raise HostError(f"{source}: {answer['error'] or _last(told)}", answer.get("hint"))
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    names, tables = answer["programs"], answer["maps"]
+    return Loaded(
+        dict(zip(names, fds, strict=False)),
+        {
+            row["name"]: Map(fd, row["key"], row["value"], row["entries"], tuple(Field(*f) for f in row["layout"]))
+            for row, fd in zip(tables, fds[len(names) :], strict=True)
+        },
+        answer["headers"],
+    )
+
+
+def _last(told: str) -> str:
+    """What the compiler, or the verifier, complained of, in one line."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    wrong = [line for line in lines if "error:" in line] or lines[-1:]
+    return wrong[0] if wrong else "it said nothing"
+
+
+# --- what the child does ---
+
+
+@contextmanager
+def kernel_headers() -> Iterator[str]:
+    """Let bcc find headers, and say of which kernel. It looks for the running kernel's; those of another serve too, for
+    our programs take the stable ABI alone from them, but bcc wants them in one tree, where Debian has two.
+    """
+    release = platform.release()
+    if (MODULES / release / "build").exists() or "BCC_KERNEL_SOURCE" in os.environ:
+        yield release
+        return
+    other = next((path for path in sorted(MODULES.glob("*"), reverse=True) if _is_whole(path)), None)
+    if other is None:
+        if Path("/sys/kernel/kheaders.tar.xz").exists():
+            yield release  # bcc unpacks that itself
+            return
+        raise HostError("no kernel headers", f"apt-get install linux-headers-{release}, or linux-headers-amd64")
+    tree = Path(tempfile.mkdtemp(prefix="clawd-headers-"))
+    try:
+        for part in ("source", "build"):  # what was generated is in the latter, and wins
+            _link(other / part / "include", tree / "include")
+            for arch in (other / part / "arch").glob("*"):
+                _link(arch / "include", tree / "arch" / arch.name / "include")
+        os.environ["BCC_KERNEL_SOURCE"] = str(tree)
+        yield other.name
+    finally:
+        shutil.rmtree(tree, ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    return all((path / part / "include").is_dir() for part in ("build", "source"))
+
+
+def _link(origin: Path, target: Path) -> None:
+    if not origin.is_dir():
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in origin.iterdir():
+        place = target / entry.name
+        if place.is_symlink():
+            place.unlink()
+        place.symlink_to(entry)
+
+
+def _layout(leaf: Any) -> list[tuple[str, int, int, int]]:
+    import ctypes
+
+    rows = []
+    for name, kind, *_ in getattr(leaf, "_fields_", ()):
+        if not name.startswith("__pad"):
+            place = getattr(leaf, name)
+            length = getattr(kind, "_length_", 1)
+            rows.append((name, place.offset, ctypes.sizeof(kind), length))
+    return rows
+
+
+def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    import ctypes
+
+    try:
+        import bcc
+    except ImportError as error:
+        raise HostError("bcc is not installed", "apt-get install python3-bpfcc") from error
+    source = Path(job["source"])
+    with kernel_headers() as headers:
+        # -w: headers of another kernel than bcc's make its compiler warn of what is not ours
+        made = bcc.BPF(src_file=str(source).encode(), cflags=["-w", f"-I{source.parent}", *job["flags"]])
+    fds, tables = [], []
+    for name, kind in job["programs"].items():
+        assert kind in KINDS
+        fds.append(made.load_func(name.encode(), getattr(bcc.BPF, kind)).fd)
+    bcc.lib.bpf_table_name.restype = ctypes.c_char_p  # bcc declares all but these two
+    bcc.lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    bcc.lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
+    for number in range(bcc.lib.bpf_num_tables(made.module)):
+        name = bcc.lib.bpf_table_name(made.module, number)
+        table = made.get_table(name)
+        fds.append(table.map_fd)
+        tables.append(
+            {
+                "name": name.decode(),
+                "key": ctypes.sizeof(table.Key),
+                "value": ctypes.sizeof(table.Leaf),
+                "entries": bcc.lib.bpf_table_max_entries_id(made.module, number),
+                "layout": _layout(table.Leaf),
+            }
+        )
+    return {"programs": list(job["programs"]), "maps": tables, "headers": headers}, fds
+
+
+def _why(error: Exception) -> dict[str, Any]:
+    if isinstance(error, HostError):
+        return {"error": error.message, "hint": error.hint}
+    mode = LOCKDOWN.read_text() if LOCKDOWN.is_file() else ""
+    locked = mode[mode.find("[") + 1 : mode.find("]")] if "[" in mode else "none"
+    if "privileges" in str(error):
+        told = f"the kernel refuses BPF: lockdown={locked}" if locked != "none" else "loading BPF needs root"
+        return {"error": told, "hint": "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and bpf(2) not filtered"}
+    # the reason proper was printed by the compiler or the verifier
+    return {"error": "" if "ompile" in str(error) else str(error)}
+
+
+def main() -> int:
+    with socket.socket(fileno=int(sys.argv[1])) as answer:
+        try:
+            value, fds = _compile(json.load(sys.stdin))
+        except Exception as error:  # bcc raises nothing narrower
+            answer.send(json.dumps(_why(error)).encode())
+            return 0
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        answer.sendmsg([json.dumps(value).encode()], [rights])
+    sys.stdout.flush()
+    os._exit(0)  # bcc's own end would take a second
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shaper: its program on clawd's cgroup, a policy for each lane's port, a row for each socket. Loaded when the
+first lane is named; ends with its owner, and what a killed one left is swept by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clawd import log, protocol
+from clawd.errors import HostError
+from clawd.kernel import bpf, bpfcall
+from clawd.kernel.bpfcall import Table
+
+SOURCE = "shaper.bpf.c"
+ROWS = 4096
+"""Sockets seen at once. A power of two; 96 bytes each."""
+PINS = Path("/sys/fs/bpf")
+COUNTERS = ("runs", "shaped", "ended", "full", "refused", "repaced", "marked")
+"""As in ebpf/shaper.h."""
+LANES_MAX = 64
+"""As the map of policies."""
+OPTIONS = ("pacing", "lowat", "priority", "thin", "congestion")
+"""By bit of a row's `refused`."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Of a lane's sockets; zero leaves an option as the kernel has it. `pacing` in bytes a second, `lowat` in bytes."""
+
+    lane: int
+    pacing: int = 0
+    lowat: int = 0
+    priority: int = 0
+    dscp: int = 0
+    thin: int = 0
+    congestion: bytes = b""
+
+
+def unified_mount(mounts: str = "/proc/self/mounts") -> Path:
+    """Where version 2 of control groups is mounted. Raises HostError."""
+    for line in Path(mounts).read_text().splitlines():
+        _device, place, kind, *_ = line.split()
+        if kind == "cgroup2":
+            return Path(place)
+    raise HostError("control groups of version 2 are not mounted", "boot with systemd.unified_cgroup_hierarchy=1")
+
+
+class Shaper:
+    """`cgroup`: whose sockets, and those of cgroups below it. `pins`: a BPF file system, for what is to outlive us."""
+
+    def __init__(
+        self, cgroup: Path, pins: Path = PINS, rows: int = ROWS, load: Callable[..., bpf.Loaded] = bpf.load
+    ) -> None:
+        self._cgroup = cgroup
+        self._pins = pins / "clawd"
+        self._rows = rows
+        self._load = load
+        self._lock = threading.Lock()  # the loader's thread and the helper's loop
+        self._loader: threading.Thread | None = None
+        self._lanes: dict[int, Policy] = {}
+        self._loaded: bpf.Loaded | None = None
+        self._link = -1
+        self._cgroup_fd = -1
+        self._since_ns = 0
+        self._reason = "no lane was named"
+        self._unpinned = ""
+        self._is_closed = False
+
+    # --- lanes ---
+
+    def set_lane(self, port: int, policy: Policy) -> None:
+        """Shape what is accepted on `port` from now on. The first call loads the program, in a thread of its own."""
+        with self._lock:
+            if len(self._lanes) >= LANES_MAX and port not in self._lanes:
+                raise HostError(f"more than {LANES_MAX} lanes")
+            self._lanes[port] = policy
+            if self._loaded:
+                self._put(port, policy)
+            elif not self._loader:
+                self._reason = "its program is being compiled"
+                self._loader = threading.Thread(target=self._start, name="shaper", daemon=True)
+                self._loader.start()
+
+    def drop_lanes(self, ports: Iterable[int]) -> None:
+        """Shape nothing new there: whose they were is gone. Sockets that are open keep what they have."""
+        with self._lock:
+            for port in ports:
+                if self._lanes.pop(port, None) and self._loaded:
+                    Table(self._loaded.maps["policies"]).remove(port)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until it is attached, or it is known why not."""
+        if self._loader:
+            self._loader.join(timeout_s)
+        return self._loaded is not None
+
+    def _put(self, port: int, policy: Policy) -> None:
+        assert self._loaded
+        table = self._loaded.maps["policies"]
+        Table(table).set(port, bpfcall.packed(table, asdict(policy)))
+
+    # --- loading ---
+
+    def _start(self) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            loaded = self._load(
+                SOURCE, {"claw_sockops": "SOCK_OPS", "claw_egress": "SCHED_CLS"}, [f"-DCLAW_ROWS={self._rows}"]
+            )
+            with self._lock:
+                if self._is_closed:
+                    loaded.close()
+                    return
+                self._attach(loaded)
+        except HostError as error:
+            self._fail(str(error))
+        except OSError as error:
+            self._fail(f'cannot attach to "{self._cgroup}": {error.strerror}')
+        else:
+            log.event("shaper attached", cgroup=self._cgroup, ms=(time.monotonic_ns() - began_ns) // 10**6)
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            self._reason = reason
+        log.warning("no shaping", reason=reason)
+
+    def _attach(self, loaded: bpf.Loaded) -> None:
+        """With the lock."""
+        try:
+            self._cgroup_fd = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._link = bpfcall.attach(loaded.programs["claw_sockops"], self._cgroup_fd, bpfcall.SOCK_OPS)
+        except OSError:
+            loaded.close()
+            raise
+        self._loaded = loaded
+        self._since_ns = time.monotonic_ns()
+        self._reason = ""
+        self._sweep()  # after ours is attached: at no time is there none
+        self._unpinned = self._pin()
+        for port, policy in self._lanes.items():
+            self._put(port, policy)
+
+    def _sweep(self) -> None:
+        """Take away what a killed helper of ours left. Whatever else lies in there is not ours and stays."""
+        try:
+            found = list(self._pins.iterdir())
+        except OSError:
+            return
+        for path in found:
+            if path.name.startswith("shaper-"):
+                path.unlink(missing_ok=True)
+
+    def _pin(self) -> str:
+        """Let it outlive a helper that is killed, until the next one sweeps. Returns why that cannot be."""
+        assert self._loaded
+        try:
+            self._pins.mkdir(mode=0o700, exist_ok=True)
+            found = self._pins.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                return f'"{self._pins}" is not for root alone; it ends with clawd-kernel'
+            bpfcall.pin(self._link, self._pins / "shaper-link")
+            for name in ("rows", "policies"):
+                bpfcall.pin(self._loaded.maps[name].fd, self._pins / f"shaper-{name}")
+        except OSError as error:
+            self._sweep()
+            with contextlib.suppress(OSError):  # not there, or another's
+                self._pins.rmdir()
+            return f'nothing can be pinned in "{self._pins.parent}": {error.strerror}; it ends with clawd-kernel'
+        return ""
+
+    def close(self) -> None:
+        """Detach."""
+        with self._lock:
+            self._is_closed = True
+            if not self._loaded:
+                return
+            self._sweep()
+            with contextlib.suppress(OSError):  # somebody's pin is in there, or it was never made
+                self._pins.rmdir()
+            os.close(self._link)
+            os.close(self._cgroup_fd)
+            self._loaded.close()
+            self._loaded = None
+            self._reason = "it was stopped"
+
+    # --- looking ---
+
+    def maps(self) -> tuple[bpf.Map, bpf.Map] | None:
+        """The rows, and what clawd wants for them."""
+        with self._lock:
+            return (self._loaded.maps["rows"], self._loaded.maps["wants"]) if self._loaded else None
+
+    def counters(self) -> dict[str, int]:
+        with self._lock:
+            if not self._loaded:
+                return dict.fromkeys(COUNTERS, 0)
+            table = Table(self._loaded.maps["counters"])
+            return {name: table.total(number) for number, name in enumerate(COUNTERS)}
+
+    def is_proved(self) -> bool:
+        """Whether the program was seen to run. It is called when a socket of its cgroup listens, as one of ours does
+        here; where this process is not in that cgroup, not before clawd's own sockets are.
+        """
+        if not self.counters()["runs"] and self._loaded:
+            try:
+                with socket.create_server(("127.0.0.1", 0)):
+                    pass
+            except OSError:
+                return False  # no loopback: clawd's sockets will show
+        return self.counters()["runs"] > 0
+
+    def state(self) -> protocol.Shaping:
+        """What is attached, since when, how often it ran, what runs beside it."""
+        is_proved = self.is_proved()
+        counters = self.counters()
+        with self._lock:
+            reason, others, headers = self._reason, [], None
+            if self._loaded:
+                others, headers = self._others(), self._loaded.headers
+                # systemd removes a cgroup that is empty, and its programs with it, and may make another of that name
+                if not self._is_same_cgroup():
+                    reason = f'"{self._cgroup}" is another than the one attached to; restart clawd-kernel'
+            return protocol.Shaping(
+                "off" if reason else "attached",
+                reason or None,
+                str(self._cgroup),
+                self._since_ns or None,
+                is_proved,
+                self._unpinned or None,
+                headers,
+                len(self._lanes),
+                others,
+                counters,
+            )
+
+    def _is_same_cgroup(self) -> bool:
+        try:
+            return self._cgroup.stat().st_ino == os.fstat(self._cgroup_fd).st_ino
+        except OSError:
+            return False
+
+    def _others(self) -> list[int]:
+        assert self._loaded
+        ours = bpfcall.program_id(self._loaded.programs["claw_sockops"])
+        try:
+            found = bpfcall.programs_at(self._cgroup_fd, bpfcall.SOCK_OPS, is_effective=True)
+        except OSError:
+            return []
+        return [number for number in found if number != ours]
+
+
+def default_cgroup() -> Path:
+    try:
+        return unified_mount() / "clawd.slice"
+    except HostError:
+        return Path("/sys/fs/cgroup/clawd.slice")  # attaching will say what is wrong with it

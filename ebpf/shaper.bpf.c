@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shapes the sockets of clawd's lanes, which libzmq leaves alone, and keeps a row for each of them.
+ *
+ * Acts on accepted sockets only, of the cgroup it is attached to, whose local port has a policy: a socket that merely
+ * uses such a number elsewhere is never touched. Sockets that were established before one of its kind was attached are
+ * not seen; those of an earlier load have their callbacks on still, and get a new row by the next of them.
+ * Takes nothing from the kernel but contexts and helpers of its stable ABI, so that headers of any version will do.
+ */
+#include <uapi/linux/bpf.h>
+#include <uapi/linux/if_ether.h>
+
+#ifndef CLAW_ROWS
+#error "CLAW_ROWS: how many sockets have a row at most, a power of two"
+#endif
+
+#include "shaper.h"
+
+/* How far from its first slot a row is looked for. Cookies are numbered in turn, so that rows rarely meet. */
+#define PROBES 8
+#define CLAW_MAPPED 1024 /* BPF_F_MMAPABLE of linux/bpf.h */
+
+/* From linux/socket.h and linux/tcp.h, which other headers of the kernel would pull in */
+#define CLAW_SOL_SOCKET 1
+#define CLAW_SO_PRIORITY 12
+#define CLAW_SO_MAX_PACING_RATE 47
+#define CLAW_SOL_TCP 6
+#define CLAW_TCP_CONGESTION 13
+#define CLAW_TCP_THIN_LINEAR_TIMEOUTS 16
+#define CLAW_TCP_NOTSENT_LOWAT 25
+#define CLAW_TCP_CLOSE 7
+#define CLAW_UNPACED 0xffffffffU
+
+/* By local port. clawd's ports, while clawd is connected to the helper; full: the helper refuses. */
+BPF_HASH(policies, u32, struct claw_policy, 64);
+/* By slot. Mapped by clawd, which only reads; a row ends with its socket. Full: CLAW_FULL counts. */
+BPF_F_TABLE("array", u32, struct claw_row, rows, CLAW_ROWS, CLAW_MAPPED);
+/* By slot. Mapped and written by clawd. */
+BPF_F_TABLE("array", u32, struct claw_want, wants, CLAW_ROWS, CLAW_MAPPED);
+/* Slot to cookie: that an insertion happens once is what makes a slot one socket's. Ends with its row. */
+BPF_HASH(owners, u32, u64, CLAW_ROWS);
+/* By CLAW_RUNS … CLAW_MARKED */
+BPF_PERCPU_ARRAY(counters, u64, CLAW_COUNTERS);
+
+static __always_inline void count(u32 which)
+{
+	u64 *value = counters.lookup(&which);
+
+	if (value)
+		*value += 1;
+}
+
+static __always_inline struct claw_row *find_row(u64 cookie, u32 *ret_slot)
+{
+#pragma unroll
+	for (int probe = 0; probe < PROBES; probe++) {
+		u32 slot = (cookie + probe) & (CLAW_ROWS - 1);
+		struct claw_row *row = rows.lookup(&slot);
+
+		if (row && row->cookie == cookie) {
+			*ret_slot = slot;
+			return row;
+		}
+	}
+	return 0;
+}
+
+static __always_inline struct claw_row *take_row(u64 cookie)
+{
+#pragma unroll
+	for (int probe = 0; probe < PROBES; probe++) {
+		u32 slot = (cookie + probe) & (CLAW_ROWS - 1);
+
+		if (owners.insert(&slot, &cookie) == 0)
+			return rows.lookup(&slot);
+	}
+	return 0;
+}
+
+static __always_inline void drop_row(struct claw_row *row, u32 slot)
+{
+	__builtin_memset(row, 0, sizeof(*row));
+	owners.delete(&slot);
+	count(CLAW_ENDED);
+}
+
+/* Returns the bit of an option that the kernel refused */
+static __always_inline u32 set_u32(struct bpf_sock_ops *ctx, int level, int name, u32 value, u32 bit)
+{
+	if (bpf_setsockopt(ctx, level, name, &value, sizeof(value)) == 0)
+		return 0;
+	count(CLAW_REFUSED);
+	return bit;
+}
+
+/* The option has 32 bits here, and its highest value means none */
+static __always_inline u32 set_pacing(struct bpf_sock_ops *ctx, u64 rate)
+{
+	u32 value = rate == 0 || rate >= CLAW_UNPACED ? CLAW_UNPACED : rate;
+
+	return set_u32(ctx, CLAW_SOL_SOCKET, CLAW_SO_MAX_PACING_RATE, value, CLAW_OPTION_PACING);
+}
+
+static __always_inline u32 apply(struct bpf_sock_ops *ctx, struct claw_policy *policy)
+{
+	u32 refused = 0;
+
+	if (policy->congestion[0] && bpf_setsockopt(ctx, CLAW_SOL_TCP, CLAW_TCP_CONGESTION, policy->congestion,
+						    sizeof(policy->congestion)) != 0) {
+		count(CLAW_REFUSED);
+		refused |= CLAW_OPTION_CONGESTION;
+	}
+	if (policy->pacing)
+		refused |= set_pacing(ctx, policy->pacing);
+	if (policy->lowat)
+		refused |= set_u32(ctx, CLAW_SOL_TCP, CLAW_TCP_NOTSENT_LOWAT, policy->lowat, CLAW_OPTION_LOWAT);
+	if (policy->priority)
+		refused |= set_u32(ctx, CLAW_SOL_SOCKET, CLAW_SO_PRIORITY, policy->priority, CLAW_OPTION_PRIORITY);
+	if (policy->thin)
+		refused |= set_u32(ctx, CLAW_SOL_TCP, CLAW_TCP_THIN_LINEAR_TIMEOUTS, 1, CLAW_OPTION_THIN);
+	return refused;
+}
+
+static __always_inline void observe(struct bpf_sock_ops *ctx, struct claw_row *row)
+{
+	row->updated_ns = bpf_ktime_get_ns();
+	row->srtt_us = ctx->srtt_us >> 3;
+	row->min_rtt_us = ctx->rtt_min;
+	row->cwnd = ctx->snd_cwnd;
+	row->retrans = ctx->total_retrans;
+	row->lost = ctx->lost_out;
+	row->segments = ctx->segs_out;
+	row->bytes_acked = ctx->bytes_acked;
+	if (ctx->rate_interval_us)
+		row->delivered = (u64)ctx->rate_delivered * ctx->mss_cache * 1000000 / ctx->rate_interval_us;
+}
+
+/* Returns whether the socket has a row now */
+static __always_inline int begin(struct bpf_sock_ops *ctx, u64 cookie)
+{
+	u32 port = ctx->local_port;
+	struct claw_policy *policy = policies.lookup(&port);
+	struct claw_row *row;
+	u32 refused;
+
+	if (!policy)
+		return 1; /* none of ours, which needs none */
+	refused = apply(ctx, policy);
+	row = take_row(cookie);
+	if (!row)
+		return 0;
+	row->since_ns = bpf_ktime_get_ns();
+	row->pacing = policy->pacing;
+	row->port = port;
+	row->lane = policy->lane;
+	row->priority = policy->priority;
+	row->dscp = policy->dscp;
+	row->refused = refused;
+	observe(ctx, row);
+	row->cookie = cookie;
+	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG |
+					       BPF_SOCK_OPS_RETRANS_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
+	count(CLAW_SHAPED);
+	return 1;
+}
+
+static __always_inline void repace(struct bpf_sock_ops *ctx, struct claw_row *row, u32 slot)
+{
+	struct claw_want *want = wants.lookup(&slot);
+	u64 pacing;
+
+	if (!want || want->cookie != row->cookie)
+		return;
+	pacing = want->pacing;
+	if (pacing == row->pacing)
+		return;
+	row->refused |= set_pacing(ctx, pacing);
+	row->pacing = pacing;
+	count(CLAW_REPACED);
+}
+
+/* A quarter of the way to each new deviation, as the kernel's own estimate goes */
+static __always_inline void learn_jitter(struct bpf_sock_ops *ctx, struct claw_row *row)
+{
+	u32 srtt_us = row->srtt_us;
+	u32 measured_us = ctx->args[0];
+	u32 error_us;
+
+	if (!srtt_us)
+		return;
+	/* Kernels before 6.9 tell no measurement; an eighth of its error is what the smoothed value, kept times 8, moved */
+	if (measured_us)
+		error_us = measured_us > srtt_us ? measured_us - srtt_us : srtt_us - measured_us;
+	else
+		error_us = ctx->srtt_us > srtt_us * 8 ? ctx->srtt_us - srtt_us * 8 : srtt_us * 8 - ctx->srtt_us;
+	row->jitter_us = (row->jitter_us * 3 + error_us) / 4;
+}
+
+int claw_sockops(struct bpf_sock_ops *ctx)
+{
+	u64 cookie = bpf_get_socket_cookie(ctx);
+	struct claw_row *row;
+	u32 slot = 0;
+
+	count(CLAW_RUNS);
+	if (ctx->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
+		if (!begin(ctx, cookie))
+			count(CLAW_FULL);
+		return 1;
+	}
+	if (ctx->op != BPF_SOCK_OPS_RTT_CB && ctx->op != BPF_SOCK_OPS_RETRANS_CB && ctx->op != BPF_SOCK_OPS_STATE_CB)
+		return 1;
+	row = find_row(cookie, &slot);
+	if (!row) {
+		if (ctx->op == BPF_SOCK_OPS_RTT_CB)
+			begin(ctx, cookie);
+		return 1;
+	}
+	if (ctx->op == BPF_SOCK_OPS_STATE_CB && ctx->args[1] == CLAW_TCP_CLOSE) {
+		drop_row(row, slot);
+		return 1;
+	}
+	if (ctx->op == BPF_SOCK_OPS_RTT_CB)
+		learn_jitter(ctx, row);
+	observe(ctx, row);
+	repace(ctx, row, slot);
+	return 1;
+}
+
+/* What the kernel put in front of the IP header of a packet: nothing, or an Ethernet header */
+static __always_inline void mark(struct __sk_buff *skb, u32 dscp)
+{
+	u8 first = 0, old, fresh;
+
+	if (skb->protocol == __constant_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes_relative(skb, 1, &old, 1, BPF_HDR_START_NET) != 0)
+			return;
+		fresh = dscp << 2 | (old & 3); /* the lower two bits are ECN's */
+		if (fresh == old)
+			return;
+		bpf_l3_csum_replace(skb, ETH_HLEN + 10, __constant_htons(old), __constant_htons(fresh), 2);
+		bpf_skb_store_bytes(skb, ETH_HLEN + 1, &fresh, 1, 0);
+	} else if (skb->protocol == __constant_htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes_relative(skb, 0, &first, 1, BPF_HDR_START_NET) != 0 ||
+		    bpf_skb_load_bytes_relative(skb, 1, &old, 1, BPF_HDR_START_NET) != 0)
+			return;
+		fresh = (first & 0xf0) | dscp >> 2;
+		bpf_skb_store_bytes(skb, ETH_HLEN, &fresh, 1, 0);
+		fresh = (old & 0x3f) | (dscp & 3) << 6;
+		bpf_skb_store_bytes(skb, ETH_HLEN + 1, &fresh, 1, 0);
+	}
+}
+
+/* Leaves every verdict to those who come after it */
+int claw_egress(struct __sk_buff *skb)
+{
+	u64 cookie = bpf_get_socket_cookie(skb);
+	struct claw_row *row;
+	u32 slot = 0;
+
+	row = cookie ? find_row(cookie, &slot) : 0;
+	if (!row || !(row->priority || row->dscp))
+		return -1; /* TC_ACT_UNSPEC */
+	if (row->priority)
+		skb->priority = row->priority;
+	if (row->dscp)
+		mark(skb, row->dscp);
+	count(CLAW_MARKED);
+	return -1;
+}

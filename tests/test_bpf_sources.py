@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The BPF programs without root and without bcc: that they are C, and what is held of them in Python."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clawd.kernel import bpf, shaper
+
+pytestmark = pytest.mark.plain
+STUBS = Path(__file__).parent / "stubs"
+SOURCES = sorted(path.name for path in bpf.SOURCES.glob("*.bpf.c"))
+KNOBS = {"shaper.bpf.c": ["-DCLAW_ROWS=64"]}
+
+
+def check(path: Path, *knobs: str) -> subprocess.CompletedProcess[str]:
+    command = ["gcc", "-fsyntax-only", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
+               "-Wno-unknown-pragmas", "-Wno-sign-compare", f"-I{STUBS}", f"-I{path.parent}", f"-I{bpf.SOURCES}",
+               "-include", str(STUBS / "bcc.h"), *knobs, str(path)]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_programs_are_c(name: str) -> None:
+    run = check(bpf.SOURCES / name, *KNOBS[name])
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_check_would_see_a_mistake_and_a_knob_that_is_missing(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text((bpf.SOURCES / name).read_text().replace("u64 cookie", "u64 cooky", 1))
+    assert check(tmp_path / name, *KNOBS[name]).returncode != 0
+    if KNOBS[name]:
+        assert "#error" in check(bpf.SOURCES / name).stderr
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_programs_take_no_struct_of_the_kernel(name: str) -> None:
+    text = (bpf.SOURCES / name).read_text()
+    assert set(re.findall(r"#include <(.*)>", text)) <= {"uapi/linux/bpf.h", "uapi/linux/if_ether.h"}
+    assert not re.search(r"kprobe|probe_read|struct (sock|sk_buff|task_struct)\b", text)
+
+
+def _names(header: str, prefix: str) -> list[str]:
+    text = re.sub(r"/\*.*?\*/", "", (bpf.SOURCES / header).read_text(), flags=re.S)
+    return [name.lower() for name in re.findall(rf"\b{prefix}([A-Z_]+)\b(?= ?=|,)", text)]
+
+
+def test_the_shapers_counters_and_options_have_their_names() -> None:
+    names = [name for name in _names("shaper.h", "CLAW_") if not name.startswith("option_") and name != "counters"]
+    assert tuple(names) == shaper.COUNTERS
+    assert tuple(_names("shaper.h", "CLAW_OPTION_")) == shaper.OPTIONS
