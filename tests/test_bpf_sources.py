@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+from array import array
 from pathlib import Path
 
 import pytest
 
-from clawd.kernel import bpf, shaper
+from clawd.kernel import bpf, shaper, tracer
 
 pytestmark = pytest.mark.plain
 STUBS = Path(__file__).parent / "stubs"
 SOURCES = sorted(path.name for path in bpf.SOURCES.glob("*.bpf.c"))
-KNOBS = {"shaper.bpf.c": ["-DCLAW_ROWS=64"]}
+KNOBS = {"shaper.bpf.c": ["-DCLAW_ROWS=64"], "tracer.bpf.c": ["-DCLAW_PID=1"]}
 
 
 def check(path: Path, *knobs: str) -> subprocess.CompletedProcess[str]:
@@ -54,3 +55,31 @@ def test_the_shapers_counters_and_options_have_their_names() -> None:
     names = [name for name in _names("shaper.h", "CLAW_") if not name.startswith("option_") and name != "counters"]
     assert tuple(names) == shaper.COUNTERS
     assert tuple(_names("shaper.h", "CLAW_OPTION_")) == shaper.OPTIONS
+
+
+def test_the_tracers_stages_classes_and_counters_have_their_names() -> None:
+    assert tuple(_names("tracer.h", "CLAW_STAGE_")) == tracer.STAGES
+    assert tuple(name for name in _names("tracer.h", "CLAW_CLASS_")) == tracer.CLASSES
+    names = _names("tracer.h", "CLAW_")
+    assert tuple(names[names.index("writes") : names.index("counters")]) == tracer.COUNTERS
+
+
+def test_quantiles_are_within_a_bucket_of_the_truth() -> None:
+    for value in (0, 1, 15, 16, 31, 32, 33, 1000, 123_456, 20_000_000, 2**38 + 12345):
+        bucket = _bucket(value)
+        assert abs(tracer.middle(bucket) - value) <= value / 16, value
+        counts = array("Q", [0] * tracer.BUCKETS)
+        counts[bucket] = 7
+        assert tracer.Hist(counts).quantile(0.99) == tracer.middle(bucket)
+    counts = array("Q", [0] * tracer.BUCKETS)
+    counts[3], counts[10], counts[15] = 50, 49, 1
+    assert [tracer.Hist(counts).quantile(share) for share in (0.5, 0.51, 0.99, 0.991, 1.0)] == [3, 10, 10, 15, 15]
+    assert tracer.Hist().quantile(0.5) == 0
+
+
+def _bucket(value: int) -> int:
+    """As bucket_of in ebpf/tracer.bpf.c."""
+    if value < 16:
+        return value
+    octave = value.bit_length() - 1 - 4
+    return min(tracer.BUCKETS - 1, (octave << 4) + (value >> octave))

@@ -34,6 +34,7 @@ from clawd.ctl import (
     streams,
     tail,
     top,
+    trace,
     tune,
 )
 from clawd.errors import ClawdError
@@ -53,6 +54,7 @@ VERBS: dict[str, ModuleType] = {
     "config": config,
     "reload": reload,
     "stop": stop,
+    "trace": trace,
     "doctor": doctor,
     "keys": keys,
     "tune": tune,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clawd.errors import HostError
+from clawd.kernel import tracefs
 
 SOURCES = Path(__file__).resolve().parents[2] / "ebpf"
 INSTALLED = Path("/usr/share/clawd/ebpf")
@@ -62,19 +63,38 @@ class Loaded:
     programs: Mapping[str, int]
     maps: Mapping[str, Map]
     headers: str
+    lacking: Mapping[str, str]
+    """Optional programs that this kernel does not take: why."""
+    events: Mapping[str, int]
+    """The kernel's number of each tracepoint."""
 
     def close(self) -> None:
         for fd in (*self.programs.values(), *(each.fd for each in self.maps.values())):
             os.close(fd)
 
 
-def load(source: str, programs: Mapping[str, str], flags: Sequence[str] = (), sources: Path | None = None) -> Loaded:
-    """Compile `source` and load from it each program, of the kind given. Raises HostError with what is missing here."""
+def load(
+    source: str,
+    programs: Mapping[str, str],
+    flags: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    events: Sequence[str] = (),
+    sources: Path | None = None,
+) -> Loaded:
+    """Compile `source` and load from it each program, of the kind given. Raises HostError with what is missing here, if
+    it is not one of `optional`. `events` are the tracepoints that it is about.
+    """
     directory = sources or (SOURCES if SOURCES.is_dir() else INSTALLED)
     if not (directory / source).is_file():
         raise HostError(f'there is no "{directory / source}"', "install clawd again")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    job = {"source": str(directory / source), "programs": dict(programs), "flags": list(flags)}
+    job = {
+        "source": str(directory / source),
+        "programs": dict(programs),
+        "flags": list(flags),
+        "optional": list(optional),
+        "events": list(events),
+    }
     command = [sys.executable, "-m", "clawd.kernel.bpf", str(theirs.fileno())]
     with ours:
         with theirs:
@@ -117,6 +137,8 @@ def _received(ours: socket.socket, source: str, told: str) -> Loaded:
             for row, fd in zip(tables, fds[len(names) :], strict=True)
         },
         answer["headers"],
+        answer["lacking"],
+        answer["events"],
     )
 
 
@@ -191,14 +213,29 @@ def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         import bcc
     except ImportError as error:
         raise HostError("bcc is not installed", "apt-get install python3-bpfcc") from error
+
+    class _Quiet(bcc.BPF):  # type: ignore[misc]
+        def _trace_autoload(self) -> None:
+            """bcc attaches by a function's name. What is attached here would end with us."""
+
     source = Path(job["source"])
+    if job["events"]:
+        tracefs.ready()
+    events = {event: tracefs.number(event) for event in job["events"]}
     with kernel_headers() as headers:
         # -w: headers of another kernel than bcc's make its compiler warn of what is not ours
-        made = bcc.BPF(src_file=str(source).encode(), cflags=["-w", f"-I{source.parent}", *job["flags"]])
+        made = _Quiet(src_file=str(source).encode(), cflags=["-w", f"-I{source.parent}", *job["flags"]])
     fds, tables = [], []
+    lacking = {}
     for name, kind in job["programs"].items():
         assert kind in KINDS
-        fds.append(made.load_func(name.encode(), getattr(bcc.BPF, kind)).fd)
+        try:
+            fds.append(made.load_func(name.encode(), getattr(bcc.BPF, kind)).fd)
+        except Exception as error:
+            if name not in job["optional"]:
+                raise
+            lacking[name] = str(error)
+    names = [name for name in job["programs"] if name not in lacking]
     bcc.lib.bpf_table_name.restype = ctypes.c_char_p  # bcc declares all but these two
     bcc.lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     bcc.lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
@@ -215,7 +252,8 @@ def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
                 "layout": _layout(table.Leaf),
             }
         )
-    return {"programs": list(job["programs"]), "maps": tables, "headers": headers}, fds
+    return {"programs": names, "lacking": lacking, "events": events, "maps": tables,
+            "headers": headers}, fds  # fmt: skip
 
 
 def _why(error: Exception) -> dict[str, Any]:

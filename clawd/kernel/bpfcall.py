@@ -51,9 +51,10 @@ def attach(program: int, target: int, kind: int) -> int:
     return _bpf(LINK_CREATE, struct.pack("=IIII", program, target, kind, 0))
 
 
-def attach_tracing(program: int) -> int:
-    """The same for a program that was loaded for a function of the kernel."""
-    return _bpf(RAW_TRACEPOINT_OPEN, struct.pack("=QI", 0, program))
+def attach_tracing(program: int, tracepoint: str = "") -> int:
+    """The same for a raw tracepoint, or for the function of the kernel that the program was loaded for."""
+    name = ctypes.create_string_buffer(tracepoint.encode())
+    return _bpf(RAW_TRACEPOINT_OPEN, struct.pack("=QI", _address(name) if tracepoint else 0, program))
 
 
 def pin(fd: int, path: Path) -> None:
@@ -96,20 +97,26 @@ def measure_cost() -> int:
 
 
 class Table:
-    """A map by its descriptor, which stays the caller's. Keys are u32, values are bytes."""
+    """A map by its descriptor, which stays the caller's. Keys are numbers where not called raw, values are bytes."""
 
     def __init__(self, of: Map) -> None:
         self._of = of
 
-    def _call(self, command: int, key: int | None, value: Any = None, flags: int = 0) -> Any:
-        stored = ctypes.create_string_buffer(struct.pack("=I", key or 0), 4)
+    def _call(self, command: int, key: bytes | None, value: Any = None) -> None:
+        stored = ctypes.create_string_buffer(key or b"", self._of.key_size)
         place = 0 if key is None else _address(stored)
-        at = _address(value) if value is not None else 0
-        return _bpf(command, struct.pack("=IIQQQ", self._of.fd, 0, place, at, flags))
+        at = 0 if value is None else _address(value)
+        _bpf(command, struct.pack("=IIQQQ", self._of.fd, 0, place, at, 0))
+
+    def _key(self, key: int) -> bytes:
+        return key.to_bytes(self._of.key_size, "little")
 
     def get(self, key: int) -> bytes:
         """Raises KeyError. Of a map with a value for each processor: all of them, one after the other."""
-        # The kernel writes a value for each possible processor, which may be more than bcc saw
+        return self.get_raw(self._key(key))
+
+    def get_raw(self, key: bytes) -> bytes:
+        # The kernel writes a value for each possible processor, which may be more than bcc counted
         value = ctypes.create_string_buffer(max(self._of.value_size, 8 * possible_cpus()))
         try:
             self._call(MAP_LOOKUP, key, value)
@@ -118,26 +125,27 @@ class Table:
         return value.raw
 
     def set(self, key: int, value: bytes) -> None:
-        self._call(MAP_UPDATE, key, ctypes.create_string_buffer(value, max(len(value), self._of.value_size)))
+        room = ctypes.create_string_buffer(value, max(len(value), self._of.value_size))
+        self._call(MAP_UPDATE, self._key(key), room)
 
     def remove(self, key: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._call(MAP_DELETE, key)
+            self._call(MAP_DELETE, self._key(key))
 
-    def keys(self) -> Iterator[int]:
-        key: int | None = None
-        following = ctypes.create_string_buffer(4)
+    def raw_keys(self) -> Iterator[bytes]:
+        key: bytes | None = None
+        following = ctypes.create_string_buffer(self._of.key_size)
         while True:
             try:
                 self._call(MAP_NEXT, key, following)
             except FileNotFoundError:
                 return
-            (key,) = struct.unpack("=I", following.raw)
+            key = following.raw
             yield key
 
     def total(self, key: int) -> int:
         """The sum over all processors of a counter."""
-        values = struct.unpack(f"={possible_cpus()}Q", self.get(key)[: 8 * possible_cpus()])
+        values = struct.unpack_from(f"={possible_cpus()}Q", self.get(key))
         return sum(values)
 
 

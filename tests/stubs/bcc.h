@@ -32,6 +32,27 @@ typedef __s64 s64;
 #define BPF_TABLE(kind, key, leaf, name, size) STUB_TABLE(key, leaf, name)
 #define BPF_F_TABLE(kind, key, leaf, name, size, flags) STUB_TABLE(key, leaf, name)
 
+/* bcc makes these from what the kernel says of its tracepoints */
+struct tracepoint__net__net_dev_queue {
+	void *skbaddr;
+	unsigned int len;
+};
+struct tracepoint__net__net_dev_xmit {
+	void *skbaddr;
+	unsigned int len;
+	int rc;
+};
+struct tracepoint__sched__sched_wakeup {
+	int pid;
+};
+struct tracepoint__sched__sched_switch {
+	char prev_comm[16];
+	int prev_pid;
+	long prev_state;
+	char next_comm[16];
+	int next_pid;
+};
+
 u64 bpf_ktime_get_ns(void);
 u64 bpf_get_socket_cookie(void *ctx);
 u64 bpf_get_current_pid_tgid(void);

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where time goes between a write in the engine and the client's acknowledgement, as rows by stage and class."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clawd.core import ffi, lib
+from clawd.ctl import render
+from clawd.ctl.client import figures
+from clawd.errors import HostError
+from clawd.kernel.tracer import CLASSES, Hist, Look, Tracer
+from clawd.page import quantiles
+
+SHARES = (0.50, 0.90, 0.99)
+# What the latency budget of a first token, 200 ms, gives to each part: the model 100, clawd 30, the network 50
+_MODEL_US, _RELAY_US, _NETWORK_US = 100_000, 30_000, 50_000
+USER = (
+    # stage, class, since when, histogram of the page, budget
+    ("committed", "all", "written", lib.CLAW_HIST_COMMIT, _RELAY_US),
+    ("released", "all", "committed", lib.CLAW_HIST_HELD, _RELAY_US),
+    ("sent", "all", "written", lib.CLAW_HIST_SEND, _RELAY_US),
+    ("sent", "first", "requested", lib.CLAW_HIST_FIRST, _MODEL_US + _RELAY_US),
+)
+KERNEL = (("socket", "write"), ("device", "socket"), ("acked", "device"))
+STAGES = ("committed", "released", "sent", "socket", "device", "acked", "runq")
+CLASS_NAMES = ("all", "first", "rest")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage's durations since the trace began. `since`: the moment it is counted from. `backend`: what tells it, or
+    why nothing does. `budget_us` of the whole part that it belongs to.
+    """
+
+    name: str
+    klass: str
+    since: str
+    count: int
+    p50_us: float | None
+    p90_us: float | None
+    p99_us: float | None
+    max_us: float | None
+    budget_us: int | None
+    backend: str
+
+    def told(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {("class" if name == "klass" else name): value for name, value in values.items()}
+
+
+class Trace:
+    """From entry to exit: what of the page's histograms is new, and the tracer where there may be one."""
+
+    def __init__(self, runtime_dir: Path, parts: tuple[str, ...], make: Callable[..., Tracer] = Tracer) -> None:
+        self._runtime_dir = runtime_dir
+        self._parts = parts
+        self._make = make
+        self._before: dict[int, Any] = {}
+        self._began_ns = time.monotonic_ns()
+        self._pid = 0
+        self.tracer: Tracer | None = None
+        self.reason = ""
+        """Why there is no tracer."""
+
+    def __enter__(self) -> Trace:
+        with figures(self._runtime_dir) as (page, _life):
+            self._pid = int(page.header().pid)
+            self._before = {which: page.hist(which) for *_, which, _budget in USER}
+        self._stack = ExitStack()
+        if os.geteuid() != 0:
+            self.reason = "needs root"
+        else:
+            try:
+                self.tracer = self._stack.enter_context(self._make(self._pid, lanes_of(self._runtime_dir), self._parts))
+            except HostError as error:
+                self.reason = str(error)
+        self._began_ns = time.monotonic_ns()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def collect(self, wanted: Callable[[Row], bool] = lambda _row: True) -> dict[str, Any]:
+        """One object, as --json prints it."""
+        seen = self.tracer.look() if self.tracer else None
+        if self.tracer:
+            self.tracer.refresh()
+        rows = [row.told() for row in (*self._user_rows(), *self._kernel_rows(seen)) if wanted(row)]
+        counters = dict(seen.counters) if seen else {}
+        return {"version": 1, "stages": rows, "counters": counters, "cost": self._cost()}
+
+    def _user_rows(self) -> Iterator[Row]:
+        with figures(self._runtime_dir) as (page, _life):
+            if int(page.header().pid) != self._pid:
+                raise HostError("clawd was started again meanwhile", "trace again")
+            for name, klass, since, which, budget_us in USER:
+                hist = _minus(page.hist(which), self._before[which])
+                count, values = quantiles(hist, SHARES)
+                # The longest ever is known, and the longest since then only by its bucket
+                longest = quantiles(hist, (1.0,))[1][0]
+                yield _row(name, klass, since, count, values, longest, budget_us, "core")
+
+    def _kernel_rows(self, seen: Look | None) -> Iterator[Row]:
+        backends = self.tracer.backends if self.tracer else {}
+        lacking = self.tracer.lacking if self.tracer else {}
+        stages = [*KERNEL] if "writes" in self._parts else []
+        for name, since in stages:
+            for klass in reversed(CLASSES):
+                hist = seen.hists[name, klass] if seen else Hist()
+                backend = backends.get(name) or f"none: {lacking.get(name) or self.reason}"
+                yield _of_hist(name, klass, since, hist, _NETWORK_US, backend)
+        if "sched" in self._parts:
+            hist = seen.hists["runq", "rest"] if seen else Hist()
+            backend = backends.get("runq") or f"none: {lacking.get('runq') or self.reason}"
+            yield _of_hist("runq", "all", "woken", hist, _RELAY_US, backend)
+
+    def _cost(self) -> dict[str, Any]:
+        """Its own, beside what it costs the kernel."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        told = self.tracer.cost() if self.tracer else None
+        passed_ns = time.monotonic_ns() - self._began_ns
+        bpf_ns = told.bpf_ns if told else None
+        return {
+            "elapsed_ns": passed_ns,
+            "bpf_ns": bpf_ns,
+            "bpf_runs": told.bpf_runs if told else None,
+            "bpf_share": round(bpf_ns / passed_ns, 6) if bpf_ns is not None else None,
+            "cpu_ns": int((used.ru_utime + used.ru_stime) * 1e9),
+            "load_ns": told.load_ns if told else None,
+            "programs": told.programs if told else 0,
+        }
+
+
+def lanes_of(_runtime_dir: Path) -> dict[int, str]:
+    """The class of each port: what goes by the express lane cannot wait."""
+    return {}
+
+
+def _minus(now: Any, before: Any) -> Any:
+    """A struct claw_hist of what came between the two."""
+    found = ffi.new("struct claw_hist *")
+    found.count = max(0, now.count - before.count)
+    for at in range(lib.CLAW_HIST_BUCKETS):
+        found.bucket[at] = max(0, now.bucket[at] - before.bucket[at])
+    return found
+
+
+def _us(value_ns: int) -> float:
+    return round(value_ns / 1000, 3)
+
+
+def _row(
+    name: str, klass: str, since: str, count: int, values_ns: list[int], max_ns: int, budget_us: int, backend: str
+) -> Row:
+    p50, p90, p99, longest = (_us(value) if count else None for value in (*values_ns, max_ns))
+    return Row(name, klass, since, count, p50, p90, p99, longest, budget_us, backend)
+
+
+def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int, backend: str) -> Row:
+    values = [hist.quantile(share) for share in SHARES]
+    return _row(name, klass, since, hist.count, values, hist.max_ns, budget_us, backend)
+
+
+def show(value: dict[str, Any]) -> str:
+    header = ("stage", "class", "since", "count", "p50", "p90", "p99", "max", "budget")
+    rows = [
+        (
+            row["name"],
+            row["class"],
+            row["since"],
+            row["count"],
+            *(_time(row[f"{column}_us"]) for column in ("p50", "p90", "p99", "max")),
+            _share(row),
+        )
+        for row in value["stages"]
+    ]
+    lines = [render.table(header, rows)]
+    lines += [render.fold(f"{', '.join(names)}: {render.cell(backend)}", 4) for backend, names in _backends(value)]
+    return "\n".join([*lines, told_cost(value)])
+
+
+def _time(value_us: float | None) -> str | None:
+    return None if value_us is None else render.duration(int(value_us * 1000))
+
+
+def _share(row: dict[str, Any]) -> str | None:
+    """Of the budget, at the 99th percentile."""
+    if row["p99_us"] is None or not row["budget_us"]:
+        return None
+    return f"{100 * row['p99_us'] / row['budget_us']:.1f}%"
+
+
+def _backends(value: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """What tells which stages, in their order."""
+    found: dict[str, list[str]] = {}
+    for row in value["stages"]:
+        names = found.setdefault(row["backend"], [])
+        if row["name"] not in names:
+            names.append(row["name"])
+    return list(found.items())
+
+
+def told_cost(value: dict[str, Any]) -> str:
+    """In a line."""
+    cost = value["cost"]
+    counters = value.get("counters") or {}
+    told = f"cost: {render.duration(cost['cpu_ns'])} of processor time here"
+    if cost["bpf_ns"] is not None:
+        each_ns = cost["bpf_ns"] // max(1, cost["bpf_runs"])
+        share = 100 * (cost["bpf_share"] or 0)
+        told += f", {render.duration(cost['bpf_ns'])} ({share:.3f}%) in the kernel, {each_ns} ns a run"
+    if counters.get("missed"):
+        told += f"; {counters['missed']} writes not followed"
+    return render.fold(told, 6)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`clawctl trace` beside a real clawd: stages, one stream, files for viewers, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawd.consumer import Consumer
+from clawd.ctl import trace_sched, trace_stages, trace_stream
+from clawd.ctl.trace_file import TraceFile
+from clawd.ctl.trace_stages import Trace
+from clawd.errors import HostError
+from clawd.producer import Producer
+from tests.daemon import PATIENCE_S, Daemon, until
+from tests.test_ctl import clawctl, command
+
+pytestmark = pytest.mark.plain
+
+
+def no_tracer(*_: Any) -> Any:
+    raise HostError("bcc is not installed", "apt-get install python3-bpfcc")
+
+
+def rows(value: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["name"], row["class"]): row for row in value["stages"]}
+
+
+def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
+    with Producer("p", daemon.runtime_dir) as producer, Consumer(daemon.runtime_dir) as consumer:
+        stream = producer.open("s")
+        reading = consumer.attach("s", wait=PATIENCE_S)
+        for _ in range(101):
+            stream.write("x")
+        for _ in range(101):
+            reading.read(PATIENCE_S)
+        with Trace(daemon.runtime_dir, ("writes", "sched"), no_tracer) as trace:
+            other = producer.open("t")
+            second = consumer.attach("t", wait=PATIENCE_S)
+            for _ in range(53):
+                other.write("y")
+            for _ in range(53):
+                second.read(PATIENCE_S)
+            until(lambda: rows(trace.collect())["sent", "all"]["count"] == 53, "53 sent")
+            value = trace.collect()
+    found = rows(value)
+    assert found["committed", "all"]["count"] == found["released", "all"]["count"] == 53
+    assert found["sent", "first"]["count"] == 1
+    row = found["sent", "all"]
+    assert 0 < row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["max_us"]
+    assert (row["since"], row["backend"]) == ("written", "core")
+    dark = found["acked", "first"]
+    reason = "needs root" if os.geteuid() else "bcc is not installed; apt-get install python3-bpfcc"
+    assert (dark["count"], dark["p50_us"], dark["backend"]) == (0, None, f"none: {reason}")
+    text = trace_stages.show(value)
+    assert f"socket, device, acked, runq: none: {reason}" in text.replace("\n    ", " ")
+    assert "cost:" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_object_a_line_each_interval_and_the_last(daemon: Daemon) -> None:
+    run = clawctl(daemon.runtime_dir, "trace", "--json", "--duration", "0.5", "--interval", "0.2")
+    assert run.returncode == 0, run.stderr
+    values = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(values) == 3
+    for value in values:
+        assert value["version"] == 1
+        assert set(value["stages"][0]) >= {
+            "name", "class", "count", "p50_us", "p90_us", "p99_us", "max_us", "backend"}  # fmt: skip
+        assert value["cost"]["cpu_ns"] > 0
+    spans = [value["cost"]["elapsed_ns"] for value in values]
+    assert spans == sorted(spans)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (("--stage", "released"), {("released", "all")}),
+        (("--class", "first"), {("sent", "first"), ("socket", "first"), ("device", "first"), ("acked", "first")}),
+        (("--stage", "acked", "--class", "rest"), {("acked", "rest")}),
+    ],
+)
+def test_one_stage_or_class_alone(daemon: Daemon, arguments: tuple[str, ...], left: set[tuple[str, str]]) -> None:
+    run = clawctl(daemon.runtime_dir, "trace", "stages", "--json", "--duration", "0.1", *arguments)
+    assert set(rows(json.loads(run.stdout))) == left
+
+
+def test_a_signal_ends_it_with_what_was_seen(daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    words = command(daemon.runtime_dir, "trace", "--json", "--interval", "0.1", "--perfetto", str(file))
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout
+    first = json.loads(run.stdout.readline())
+    run.send_signal(signal.SIGTERM)
+    rest, told = run.communicate(timeout=PATIENCE_S)
+    assert (run.returncode, told) == (0, "")
+    last = json.loads(rest.splitlines()[-1])
+    assert last["cost"]["elapsed_ns"] > first["cost"]["elapsed_ns"]
+    assert json.loads(file.read_text())[0]["name"] == "process_name"
+
+
+def test_a_stream_as_a_waterfall(daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    with Producer("p", daemon.runtime_dir) as producer:
+        stream = producer.open("told")
+        stream.write("before")
+        until(lambda: daemon.total("tokens") == 1, "the first token")
+        words = command(daemon.runtime_dir, "trace", "stream", "told", "--json", "--perfetto", str(file))
+        run = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert run.stdout
+        head = json.loads(run.stdout.readline())
+        assert (head["stream"]["name"], head["stream"]["tokens"]) == ("told", 1)
+        until(lambda: daemon.streams()["told"]["attachments"] == 1, "attached")
+        for _ in range(7):
+            stream.write("x")
+        stream.close()
+        values = [json.loads(line) for line in run.stdout]
+        run.stdout.close()
+        assert run.wait(PATIENCE_S) == 0
+    assert values.pop()["end"] == "stop"
+    assert [value["seq"] for value in values] == list(range(1, 8))
+    assert values[0]["gap_ns"] is None
+    for before, now in pairwise(values):
+        assert now["gap_ns"] == now["written_ns"] - before["written_ns"] >= 0
+    assert all(0 < value["way_ns"] < 20 * 10**9 for value in values)
+    bars = [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
+    assert [event["name"] for event in bars] == [f"token {number}" for number in range(1, 8)]
+    assert bars[0]["dur"] == values[0]["way_ns"] / 1000
+    assert all("critical" in trace_stream.show({**value, "class": "critical"}) for value in values)
+
+
+def test_bars_are_twice_as_long_in_time_a_column() -> None:
+    lengths = []
+    for way_ns in (0, 99_999, 100_000, 200_000, 400_000, 10**15):
+        value = {"seq": 1, "class": "normal", "gap_ns": None, "way_ns": way_ns}
+        lengths.append(trace_stream.show(value).count("#"))
+    assert lengths == [1, 1, 2, 3, 4, trace_stream.BAR]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("stage",), 2, 'no trace of "stage"; did you mean "stages"?'),
+        (("stream",), 2, "trace stream takes the name of a stream, and nothing else does"),
+        (("sched", "x"), 2, "trace stream takes the name of a stream, and nothing else does"),
+        (("--duration", "0"), 2, 'argument --duration: "0" is not allowed; it must be 0.1 to 86400 seconds'),
+        (("--stage", "nowhere"), 2, "argument --stage: invalid choice"),
+        (("stream", "no-such"), 1, 'no stream "no-such" is open; clawctl streams lists them'),
+        (("--perfetto", "/nowhere/x"), 1, 'cannot write "/nowhere/x": No such file or directory'),
+    ],
+)
+def test_mistakes_are_told_in_a_line(daemon: Daemon, arguments: tuple[str, ...], code: int, told: str) -> None:
+    run = clawctl(daemon.runtime_dir, "trace", *arguments)
+    assert run.returncode == code
+    assert run.stderr.startswith(f"clawctl: {told}")
+    assert run.stderr.count("\n") == 1
+
+
+def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
+    run = clawctl(tmp_path, "trace")
+    assert run.returncode == 3
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_file_that_was_cut_off_still_opens(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    file = TraceFile(path)
+    file.stages({"stages": [{"name": "sent", "class": "all", "count": 3, "p50_us": 1.5, "p99_us": 9.0}]})
+    events = json.loads(path.read_text() + "]")
+    assert (events[1]["name"], events[1]["ph"], events[1]["args"]) == ("sent all us", "C", {"p50": 1.5, "p99": 9.0})
+    with file:
+        pass
+    assert json.loads(path.read_text()) == events
+
+
+def test_who_had_the_processor_is_a_table() -> None:
+    value = {
+        "stages": [],
+        "counters": {},
+        "preempted": 7,
+        "takers": [{"name": "cc1\x1b[2J", "waits": 3, "wait_ns": 5_000_000, "preempted": 2}],
+        "cost": {"cpu_ns": 1, "bpf_ns": 10, "bpf_runs": 2, "bpf_share": 0.001},
+    }
+    text = trace_sched.show(value)
+    assert "clawd was pre-empted 7 times" in text
+    assert "cc1?[2J" in text
+    assert "5 ns a run" in text
