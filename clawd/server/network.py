@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 # struct tcp_info of linux/tcp.h: tcpi_rtt, tcpi_rttvar, tcpi_total_retrans, tcpi_segs_out; fields are only ever added
@@ -37,13 +37,28 @@ class Way(Protocol):
 
 
 @dataclass
+class Loss:
+    """Of a connection, over its last segments, from what the kernel counts from its start on."""
+
+    _segments: int = 0
+    _again: int = 0
+    _loss_ppm: int = 0
+
+    def learn(self, segments: int, again: int) -> int:
+        """What of a million was sent again lately."""
+        sent = (segments - self._segments) % 2**32
+        if sent >= WINDOW_SEGMENTS:
+            self._loss_ppm = min(1_000_000, (again - self._again) % 2**32 * 1_000_000 // sent)
+            self._segments, self._again = segments, again
+        return self._loss_ppm
+
+
+@dataclass
 class TcpWay:
     """By TCP_INFO of the connection's descriptor, which stays its owner's: it is looked at, never closed."""
 
     fd: int
-    _segments: int = 0
-    _again: int = 0
-    _loss_ppm: int = 0
+    _loss: Loss = field(default_factory=Loss)
 
     def look(self) -> Network | None:
         try:
@@ -59,8 +74,4 @@ class TcpWay:
         rtt_us, jitter_us = _RTT.unpack_from(info, _RTT_AT)
         (again,) = struct.unpack_from("=I", info, _RETRANS_AT)
         (segments,) = struct.unpack_from("=I", info, _SEGS_OUT_AT)
-        sent = (segments - self._segments) % 2**32
-        if sent >= WINDOW_SEGMENTS:
-            self._loss_ppm = min(1_000_000, (again - self._again) % 2**32 * 1_000_000 // sent)
-            self._segments, self._again = segments, again
-        return Network(rtt_us, jitter_us, self._loss_ppm)
+        return Network(rtt_us, jitter_us, self._loss.learn(segments, again))

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""clawd's end of the shaper: names its lanes to clawd-kernel, reads the rows of its sockets from the map that it is
+handed, and writes what pacing it wants for each. Waits for nobody: without clawd-kernel there are no rows.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawd import log, protocol
+from clawd.errors import ProtocolError
+from clawd.server.network import Loss, Network
+
+PROBES = 8
+"""How far from its first slot a row may be: as in ebpf/shaper.bpf.c."""
+TRANSMIT_PER_S = 45
+"""Tokens a second that a stream is sent at, at least."""
+MARGIN = 4
+"""A stream that catches up, and frames' own bytes, need more than the mean."""
+PACING_LEAST = 256 * 1024
+"""Bytes a second: what a resume of a long answer needs, whatever its stream's pace."""
+_NEEDED = ("cookie", "srtt_us", "jitter_us", "retrans", "segments")
+
+
+def wanted_pacing(streams: int, token_bytes: int) -> int:
+    """Bytes a second for a connection that reads so many streams of tokens of this mean size; 0, no limit, for none."""
+    return max(PACING_LEAST, streams * TRANSMIT_PER_S * token_bytes * MARGIN) if streams else 0
+
+
+class Rows:
+    """The two arrays. Raises ProtocolError when they are not laid out as this clawd needs them."""
+
+    def __init__(self, told: protocol.SocketRows, fds: Sequence[int]) -> None:
+        row, want = ({name: (at, size) for name, at, size in layout} for layout in (told.row, told.want))
+        missing = [name for name in _NEEDED if name not in row] + [n for n in ("cookie", "pacing") if n not in want]
+        if missing or told.entries & (told.entries - 1) or len(fds) != 2:
+            raise ProtocolError(f"clawd-kernel's rows are of another layout: no {', '.join(missing) or 'arrays'}")
+        if any(at < 0 or at + size > told.row_bytes for at, size in row.values()):
+            raise ProtocolError("clawd-kernel's rows are of another layout: a number lies outside of its row")
+        if any(at < 0 or at + size > told.want_bytes for at, size in want.values()):
+            raise ProtocolError("clawd-kernel's rows are of another layout: a number lies outside of its row")
+        self._entries, self._row_bytes, self._want_bytes = told.entries, told.row_bytes, told.want_bytes
+        self._row, self._want = row, want
+        self._rows = mmap.mmap(fds[0], _pages(told.entries * told.row_bytes), prot=mmap.PROT_READ)
+        self._wants = mmap.mmap(fds[1], _pages(told.entries * told.want_bytes))
+
+    def close(self) -> None:
+        self._rows.close()
+        self._wants.close()
+
+    def _number(self, slot: int, name: str) -> int:
+        at, size = self._row[name]
+        start = slot * self._row_bytes + at
+        return int.from_bytes(self._rows[start : start + size], "little")
+
+    def find(self, cookie: int) -> dict[str, int] | None:
+        """The row of a socket, with its `slot`; None: it has none."""
+        for probe in range(PROBES):
+            slot = (cookie + probe) & (self._entries - 1)
+            if self._number(slot, "cookie") == cookie:
+                found = {name: self._number(slot, name) for name in self._row}
+                # It may have ended, and the slot be another's, while we read
+                return {**found, "slot": slot} if self._number(slot, "cookie") == cookie else None
+        return None
+
+    def want(self, slot: int, cookie: int, pacing: int) -> None:
+        """Have the kernel pace that socket from its next round trip on."""
+        for name, value in (("cookie", 0), ("pacing", pacing), ("cookie", cookie)):  # never one's rate, another's name
+            at, size = self._want[name]
+            start = slot * self._want_bytes + at
+            self._wants[start : start + size] = value.to_bytes(size, "little")
+
+
+def _pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@dataclass
+class RowWay:
+    """The way to a client by its socket's row: a port of network.py. None where there is no row."""
+
+    shaping: Shaping
+    cookie: int
+    _loss: Loss = field(default_factory=Loss)
+
+    def look(self) -> Network | None:
+        rows = self.shaping.rows
+        row = rows.find(self.cookie) if rows else None
+        if row is None:
+            return None
+        return Network(row["srtt_us"], row["jitter_us"], self._loss.learn(row["segments"], row["retrans"]))
+
+    def pace(self, streams: int, token_bytes: int) -> None:
+        """What its connection needs for so many streams."""
+        rows = self.shaping.rows
+        row = rows.find(self.cookie) if rows else None
+        pacing = wanted_pacing(streams, token_bytes)
+        if rows and row and row.get("pacing") != pacing:
+            rows.want(row["slot"], self.cookie, pacing)
+
+
+class Shaping:
+    """Call `poll` once a second."""
+
+    def __init__(self, lanes: Sequence[protocol.SetLane], directory: Path | None = None) -> None:
+        place = directory or Path(os.environ.get("CLAWD_KERNEL_DIR", protocol.KERNEL_DIR))
+        self._path = place / protocol.KERNEL_SOCKET
+        self._lanes = lanes
+        self._socket: socket.socket | None = None
+        self._is_waiting = False
+        self.rows: Rows | None = None
+        self.reason = "clawd-kernel was not asked yet"
+        """Why there are no rows."""
+
+    def poll(self) -> None:
+        """Go on with what clawd-kernel was asked, as far as that takes no waiting."""
+        if not self._lanes:
+            self.reason = "there is no tcp lane"
+            return
+        try:
+            if self._socket is None:
+                self._dial()
+            self._take()
+            if self.rows is None and not self._is_waiting:
+                self._ask(protocol.Rows())
+        except FileNotFoundError:
+            self._lose("clawd-kernel is not running")
+        except (OSError, ProtocolError) as error:
+            self._lose(getattr(error, "strerror", None) or str(error))
+
+    def close(self) -> None:
+        self._lose("clawd stops")
+
+    def _dial(self) -> None:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._socket = made
+        made.connect(os.fspath(self._path))
+        for lane in self._lanes:
+            made.send(protocol.encode(lane))
+        self._is_waiting = False
+
+    def _ask(self, request: protocol.Message) -> None:
+        assert self._socket
+        self._socket.send(protocol.encode(request))
+        self._is_waiting = True
+
+    def _take(self) -> None:
+        assert self._socket
+        while True:
+            try:
+                packet, ancillary, _flags, _address = self._socket.recvmsg(protocol.ANSWER_MAX, socket.CMSG_SPACE(8))
+            except BlockingIOError:
+                return  # the next poll is soon enough
+            if not packet:
+                raise ProtocolError("clawd-kernel ended")
+            fds = array.array("i")
+            for _level, _kind, data in ancillary:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+            try:
+                self._hear(packet, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _hear(self, packet: bytes, fds: Sequence[int]) -> None:
+        kinds = (protocol.Shaping, protocol.SocketRows, protocol.Failure)
+        answer: protocol.Message = protocol.decode(packet, kinds, protocol.ANSWER_MAX)
+        if isinstance(answer, protocol.Failure):
+            raise ProtocolError(answer.text)
+        if isinstance(answer, protocol.Shaping):
+            self.reason = answer.reason or "clawd-kernel has not told its rows yet"
+            return
+        assert isinstance(answer, protocol.SocketRows)
+        self._is_waiting = False
+        if answer.entries:
+            self.rows = Rows(answer, fds)
+            self.reason = ""
+            log.event("sockets shaped", lanes=len(self._lanes), rows=answer.entries)
+        else:
+            self._ask(protocol.Shape())  # to know why
+            self._is_waiting = False
+
+    def _lose(self, reason: str) -> None:
+        if self.rows is not None:
+            self.rows.close()
+            self.rows = None
+            log.event("sockets not shaped any more", reason=reason)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self.reason = reason
