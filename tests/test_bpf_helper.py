@@ -13,12 +13,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clawd import protocol
+from clawd.ctl import helper as ctl_helper
+from clawd.kernel import bpf, bpfcall
 from tests.cgroups import Cgroup, cgroup, why_no_bpf
 from tests.test_bpf_shaper import attached, carry, connected, cookie, pacing, until
 
@@ -263,3 +266,32 @@ def test_where_it_cannot_load_it_says_why_and_serves_on(tmp_path: Path) -> None:
         assert state["reason"].startswith('cannot attach to "/proc"')
         assert ask(connection, op="ping") == {"op": "pong"}
     assert "no shaping" in made.end()
+
+
+def test_status_and_doctor_say_what_is_attached(helper: Helper, group: Cgroup) -> None:
+    directory = helper.path.parent
+    with group.listen() as lane, helper.dial() as connection:
+        shape(connection, lane.getsockname()[1], lane="express", pacing=4_000_000)
+        with connected(lane):
+            found = ctl_helper.look(directory)
+            assert "shapes sockets of 1 lanes since" in ctl_helper.told(found)
+            assert found["shaping"]["counters"]["shaped"] == 1
+            assert ctl_helper.check_helper(directory).fix is None
+        with shaping_beside(group) as number:
+            finding = ctl_helper.check_helper(directory)
+            assert f"may set the same: {number}" in finding.what
+            assert finding.fix == "see who attached them: bpftool cgroup tree effective"
+
+
+@contextmanager
+def shaping_beside(group: Cgroup) -> Iterator[int]:
+    """Another program on the same group: its id."""
+    loaded = bpf.load("shaper.bpf.c", {"claw_sockops": "SOCK_OPS"}, ["-DCLAW_ROWS=8"])
+    fd = os.open(group.path, os.O_RDONLY)
+    link = bpfcall.attach(loaded.programs["claw_sockops"], fd, bpfcall.SOCK_OPS)
+    try:
+        yield bpfcall.program_id(loaded.programs["claw_sockops"])
+    finally:
+        os.close(link)
+        os.close(fd)
+        loaded.close()

@@ -213,11 +213,13 @@ def test_clawctl_says_whether_it_is_there_and_why_not(tmp_path: Path, helper: Pr
     found = ctl_helper.look(helper.directory)
     assert (found["state"], found["reason"]) == ("running", None)
     assert ctl_helper.told(found).startswith("clawd-kernel runs")
+    assert ctl_helper.told(found).endswith("; sockets are not shaped: no lane was named")
     absent = ctl_helper.look(tmp_path / "none")
     assert absent == {
         "state": "absent",
         "reason": "it is not running: systemctl enable --now clawd-kernel",
         "abilities": None,
+        "shaping": None,
     }
     assert ctl_helper.check_helper(tmp_path / "none").fix == "systemctl enable --now clawd-kernel"
     helper.process.send_signal(signal.SIGSTOP)
@@ -226,3 +228,16 @@ def test_clawctl_says_whether_it_is_there_and_why_not(tmp_path: Path, helper: Pr
         assert (broken["state"], broken["reason"]) == ("broken", "it does not answer: timed out")
     finally:
         helper.process.send_signal(signal.SIGCONT)
+
+
+def test_what_is_attached_is_told_with_what_is_wrong_of_it() -> None:
+    shaping = {"state": "attached", "reason": None, "lanes": 2, "since_ns": None, "is_proved": True, "others": [17, 4],
+               "counters": {"runs": 90, "shaped": 3, "refused": 1, "full": 0}}  # fmt: skip
+    assert ctl_helper.told_shaping(shaping) == (
+        "shapes sockets of 2 lanes since -: 3 so far, 90 runs, 1 options refused,"
+        " programs beside it that may set the same: 17, 4"
+    )
+    unseen = {**shaping, "is_proved": False, "others": [], "counters": {}}
+    assert ctl_helper.told_shaping(unseen).endswith("0 so far, it was not seen to run yet")
+    off = {**shaping, "state": "off", "reason": "no kernel headers\x1b"}
+    assert ctl_helper.told_shaping(off) == "sockets are not shaped: no kernel headers?"

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from clawd import protocol
+from clawd.ctl import render
 from clawd.ctl.check import Finding
 from clawd.errors import ProtocolError
 
@@ -21,7 +24,7 @@ def look(directory: Path | None = None) -> dict[str, Any]:
     """
     path = (directory or Path(os.environ.get("CLAWD_KERNEL_DIR", protocol.KERNEL_DIR))) / protocol.KERNEL_SOCKET
     try:
-        answer = _ask(path)
+        answer, shaping = _ask(path)
     except (FileNotFoundError, ConnectionRefusedError):
         return _state("absent", "it is not running: systemctl enable --now clawd-kernel")
     except PermissionError:
@@ -31,22 +34,30 @@ def look(directory: Path | None = None) -> dict[str, Any]:
     if isinstance(answer, protocol.Failure):
         # it is there, and refused us
         return _state("running" if answer.code == "denied" else "broken", answer.text)
-    return _state("running", "", dict(answer.abilities))
+    return _state("running", "", dict(answer.abilities), shaping)
 
 
-def _state(state: str, reason: str, abilities: dict[str, str] | None = None) -> dict[str, Any]:
-    return {"state": state, "reason": reason or None, "abilities": abilities}
+def _state(
+    state: str, reason: str, abilities: dict[str, str] | None = None, shaping: protocol.Shaping | None = None
+) -> dict[str, Any]:
+    told = asdict(shaping) if shaping else None
+    return {"state": state, "reason": reason or None, "abilities": abilities, "shaping": told}
 
 
-def _ask(path: Path) -> protocol.Abilities | protocol.Failure:
+def _ask(path: Path) -> tuple[protocol.Abilities | protocol.Failure, protocol.Shaping | None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as helper:
         helper.settimeout(TIMEOUT_S)
         helper.connect(os.fspath(path))
-        helper.send(protocol.encode(protocol.Capabilities(protocol.VERSION)))
-        packet = helper.recv(protocol.ANSWER_MAX)
-    answer: Any = protocol.decode(packet, (protocol.Abilities, protocol.Failure), protocol.ANSWER_MAX)
-    assert isinstance(answer, protocol.Abilities | protocol.Failure)
-    return answer
+        answer = _answer(helper, protocol.Capabilities(protocol.VERSION), protocol.Abilities)
+        if isinstance(answer, protocol.Failure):
+            return answer, None
+        shaping = _answer(helper, protocol.Shape(), protocol.Shaping)
+        return answer, shaping if isinstance(shaping, protocol.Shaping) else None
+
+
+def _answer(helper: socket.socket, request: protocol.Message, kind: type[Any]) -> Any:
+    helper.send(protocol.encode(request))
+    return protocol.decode(helper.recv(protocol.ANSWER_MAX), (kind, protocol.Failure), protocol.ANSWER_MAX)
 
 
 def told(found: dict[str, Any]) -> str:
@@ -54,7 +65,24 @@ def told(found: dict[str, Any]) -> str:
     if found["abilities"] is None:
         return f"clawd-kernel: {found['reason']}" if found["state"] != "running" else "clawd-kernel runs"
     lacks = [f"{name} ({reason})" for name, reason in found["abilities"].items() if reason]
-    return "clawd-kernel runs" + (f", without {', '.join(lacks)}" if lacks else "")
+    told = "clawd-kernel runs" + (f", without {', '.join(lacks)}" if lacks else "")
+    return f"{told}; {told_shaping(found['shaping'])}" if found["shaping"] else told
+
+
+def told_shaping(shaping: dict[str, Any]) -> str:
+    """What is attached to sockets, since when, and what runs beside it."""
+    if shaping["state"] != "attached":
+        return f"sockets are not shaped: {render.cell(shaping['reason'])}"
+    counters = shaping["counters"]
+    age = render.duration(time.monotonic_ns() - shaping["since_ns"]) if shaping["since_ns"] else render.ABSENT
+    parts = [f"shapes sockets of {shaping['lanes']} lanes since {age}: {counters.get('shaped', 0)} so far"]
+    parts.append(f"{counters.get('runs', 0)} runs" if shaping["is_proved"] else "it was not seen to run yet")
+    for name, what in (("refused", "options refused"), ("full", "sockets without a row")):
+        if counters.get(name):
+            parts.append(f"{counters[name]} {what}")
+    if shaping["others"]:
+        parts.append(f"programs beside it that may set the same: {', '.join(map(str, shaping['others']))}")
+    return ", ".join(parts)
 
 
 def check_helper(directory: Path | None = None) -> Finding:
@@ -65,5 +93,14 @@ def check_helper(directory: Path | None = None) -> Finding:
     if found["state"] == "absent":
         return Finding("kernel", "info", "clawd-kernel is not running; the relay does not need it",
                        "systemctl enable --now clawd-kernel", "tune")  # fmt: skip
+    shaping = found["shaping"]
+    if shaping and shaping["lanes"] and (shaping["state"] != "attached" or shaping["others"]):
+        return Finding("kernel", "info", told(found), _fix(shaping), "tune")
     lacks = any((found["abilities"] or {}).values())
     return Finding("kernel", "info" if lacks or found["state"] == "hidden" else "ok", told(found), None, "tune")
+
+
+def _fix(shaping: dict[str, Any]) -> str:
+    if shaping["others"]:
+        return "see who attached them: bpftool cgroup tree effective"
+    return "see the reason; clients by tcp are served all the same"
