@@ -312,7 +312,8 @@ class Shape:
 @dataclass(frozen=True)
 class Shaping:
     """`state` is `attached`, or `off` with the `reason`. `others`: ids of programs that run beside it. `unpinned`: why
-    it would end with a clawd-kernel that is killed.
+    it would end with a clawd-kernel that is killed. `devices` on which packets are marked, `unmarked` why not on more,
+    `ahead` what runs there before it; `pacers` who holds paced packets back, by device: `fq`, or the sockets' `tcp`.
     """
 
     op = "shaping"
@@ -325,6 +326,10 @@ class Shaping:
     headers: str | None = _checked(_or_none(_text(256)))
     lanes: int = _checked(_number(0, 65535))
     others: Sequence[int] = _checked(_list(_number(0, 2**32 - 1)))
+    devices: Sequence[str] = _checked(_list(_text(64)))
+    unmarked: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    ahead: Sequence[str] = _checked(_list(_text(256)))
+    pacers: Mapping[str, str] = _checked(_table)
     counters: Mapping[str, int] = _checked(_figures)
 
 

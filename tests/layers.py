@@ -32,6 +32,8 @@ ROWS = (
     ("clawd.kernel.tracefs",),
     ("clawd.kernel.bpf",),
     ("clawd.kernel.bpfcall",),
+    ("clawd.kernel.clsact",),
+    ("clawd.kernel.egress",),
     ("clawd.kernel.shaper",),
     ("clawd.kernel.tracer",),
     ("clawd.gateway.position", "clawd.gateway.figures", "clawd.gateway.filter", "clawd.gateway.access"),

@@ -232,6 +232,7 @@ def test_clawctl_says_whether_it_is_there_and_why_not(tmp_path: Path, helper: Pr
 
 def test_what_is_attached_is_told_with_what_is_wrong_of_it() -> None:
     shaping = {"state": "attached", "reason": None, "lanes": 2, "since_ns": None, "is_proved": True, "others": [17, 4],
+               "devices": [], "pacers": {}, "ahead": [], "unmarked": None,
                "counters": {"runs": 90, "shaped": 3, "refused": 1, "full": 0}}  # fmt: skip
     assert ctl_helper.told_shaping(shaping) == (
         "shapes sockets of 2 lanes since -: 3 so far, 90 runs, 1 options refused,"

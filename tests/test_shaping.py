@@ -81,7 +81,9 @@ def send(connection: socket.socket, message: protocol.Message, fds: tuple[int, .
 
 
 def shaping_state(reason: str | None) -> protocol.Shaping:
-    return protocol.Shaping("off" if reason else "attached", reason, "/x", None, False, None, None, 1, [], {})
+    return protocol.Shaping(
+        "off" if reason else "attached", reason, "/x", None, False, None, None, 1, [], [], None, [], {}, {}
+    )
 
 
 def test_a_row_is_found_by_cookie_near_its_first_slot(arrays: Arrays) -> None:

@@ -82,6 +82,16 @@ def told_shaping(shaping: dict[str, Any]) -> str:
             parts.append(f"{counters[name]} {what}")
     if shaping["others"]:
         parts.append(f"programs beside it that may set the same: {', '.join(map(str, shaping['others']))}")
+    if shaping["pacers"]:
+        parts.append(
+            "paced by " + ", ".join(f"{who} on {render.cell(name)}" for name, who in shaping["pacers"].items())
+        )
+    if shaping["devices"]:
+        parts.append(f"packets are marked on {', '.join(map(render.cell, shaping['devices']))}")
+    if shaping["ahead"]:
+        parts.append(f"before it come {', '.join(map(render.cell, shaping['ahead']))}")
+    if shaping["unmarked"]:
+        parts.append(f"packets are not marked: {render.cell(shaping['unmarked'])}")
     return ", ".join(parts)
 
 

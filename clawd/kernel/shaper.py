@@ -17,8 +17,9 @@ from pathlib import Path
 
 from clawd import log, protocol
 from clawd.errors import HostError
-from clawd.kernel import bpf, bpfcall
+from clawd.kernel import bpf, bpfcall, egress
 from clawd.kernel.bpfcall import Table
+from clawd.kernel.egress import Egress
 
 SOURCE = "shaper.bpf.c"
 ROWS = 4096
@@ -70,6 +71,7 @@ class Shaper:
         self._loaded: bpf.Loaded | None = None
         self._link = -1
         self._cgroup_fd = -1
+        self._egress = Egress()
         self._since_ns = 0
         self._reason = "no lane was named"
         self._unpinned = ""
@@ -107,6 +109,8 @@ class Shaper:
         assert self._loaded
         table = self._loaded.maps["policies"]
         Table(table).set(port, bpfcall.packed(table, asdict(policy)))
+        if policy.dscp:
+            self._egress.attach(self._loaded.programs["claw_egress"])
 
     # --- loading ---
 
@@ -145,6 +149,7 @@ class Shaper:
         self._since_ns = time.monotonic_ns()
         self._reason = ""
         self._sweep()  # after ours is attached: at no time is there none
+        egress.sweep()
         self._unpinned = self._pin()
         for port, policy in self._lanes.items():
             self._put(port, policy)
@@ -186,6 +191,7 @@ class Shaper:
             self._sweep()
             with contextlib.suppress(OSError):  # somebody's pin is in there, or it was never made
                 self._pins.rmdir()
+            self._egress.close()
             os.close(self._link)
             os.close(self._cgroup_fd)
             self._loaded.close()
@@ -239,6 +245,10 @@ class Shaper:
                 headers,
                 len(self._lanes),
                 others,
+                self._egress.devices,
+                self._egress.reason or None,
+                self._egress.ahead(),
+                self._egress.pacers() if self._loaded else {},
                 counters,
             )
 
