@@ -264,12 +264,13 @@ int kretfunc__tcp_sendmsg(u64 *ctx)
 
 static __always_inline struct claw_track *tracked(struct __sk_buff *skb, struct parsed *ret)
 {
-	u64 cookie = bpf_get_socket_cookie(skb);
 	u64 sk = (u64)skb->sk;
 	struct claw_track *track = sk ? tracks.lookup(&sk) : 0;
+	u64 cookie;
 
 	if (!track || !parse(skb, ret))
 		return 0;
+	cookie = bpf_get_socket_cookie(skb);
 	if (track->cookie != cookie && track->cookie) {
 		tracks.delete(&sk); /* it was another socket's */
 		return 0;
@@ -358,11 +359,12 @@ int claw_driven(struct tracepoint__net__net_dev_xmit *args)
 {
 	u64 name = (u64)args->skbaddr;
 	struct claw_packet *packet = packets.lookup(&name);
-	u64 now_ns = bpf_ktime_get_ns();
 	struct claw_track *track;
+	u64 now_ns;
 
 	if (!packet || args->rc != 0) /* the driver will be given it again */
 		return 0;
+	now_ns = bpf_ktime_get_ns();
 	track = tracks.lookup(&packet->sk);
 	if (track) {
 		account(CLAW_STAGE_DEVICE, track->class, packet->left_ns, now_ns);

@@ -99,7 +99,7 @@ def _until(options: argparse.Namespace) -> float:
 
 def _stages(options: argparse.Namespace, file: TraceFile | None, stack: ExitStack) -> int:
     is_sched = options.action == "sched"
-    parts = ("sched",) if is_sched else ("writes", "sched")
+    parts = ("sched",) if is_sched else ("writes",)
     trace = stack.enter_context(Trace(options.runtime_dir, parts))
     if is_sched and not trace.tracer:
         raise HostError(f"no run-queue delays can be traced: {trace.reason}", "sudo clawctl trace sched")

@@ -30,7 +30,7 @@ USER = (
     ("sent", "first", "requested", lib.CLAW_HIST_FIRST, _MODEL_US + _RELAY_US),
 )
 KERNEL = (("socket", "write"), ("device", "socket"), ("acked", "device"))
-STAGES = ("committed", "released", "sent", "socket", "device", "acked", "runq")
+STAGES = ("committed", "released", "sent", "socket", "device", "acked")
 CLASS_NAMES = ("all", "first", "rest")
 
 

@@ -16,7 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import gateway, pacing, producer, recovery, text
+from tests.bench import gateway, pacing, producer, recovery, text, trace
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -129,8 +129,9 @@ def main() -> int:
         " asyncio queues). Needs a quiet machine; every figure is a median over rounds, interleaved.",
     )
     what = "relay: written to read; producer: what a write costs; text: what a token's class costs; pacing: even gaps"
-    what += " (default: all these); gateway: events over HTTP, for a minute; recovery: kill -9 to the next token"
-    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery")
+    what += " (default: all these); gateway: events over HTTP, for a minute; recovery: kill -9 to the next token;"
+    what += " trace: what shaping and tracing cost, as root"
+    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery", "trace")
     parser.add_argument("what", nargs="?", choices=kinds, help=what)
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="of clawd, for recovery (default 100)")
     parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
@@ -144,6 +145,10 @@ def main() -> int:
     if options.pin:
         os.sched_setaffinity(0, options.pin)  # inherited by every process of the benchmark
     rounds, seconds = (1, 0.3) if options.smoke else (options.rounds, options.seconds)
+    if options.what == "trace":
+        measured = trace.compare(smoke=options.smoke)
+        print(json.dumps({"version": 1, "trace": measured}) if options.json else trace.show(measured))
+        return 0
     if options.what == "gateway":
         return through_gateway(
             2.0 if options.smoke else max(options.seconds, HELD_S), 1 if options.smoke else 3, options

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What shaping and tracing cost a token, and what shaping gains a first token beside bulk on one link that is full."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from clawd.ctl import render
+from clawd.kernel.shaper import Policy, Shaper
+from clawd.kernel.tracer import Tracer
+from tests.cgroups import Cgroup, cgroup, why_no_bpf
+from tests.veth import Side, connection, link
+
+PAIRS = 10
+TOKENS = 20_000
+TOKEN = bytes(60)
+BOUNDS = {"shaper": 1.05, "tracer": 1.10}
+LINK_KBIT = 8_000
+BULK_BYTES_PER_S = LINK_KBIT * 1000 // 8 * 7 // 10
+"""What the shaped bulk lane may take of the link: the rest is room for the express one."""
+
+
+READER = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while peer.recv(1000):
+    peer.send(b"k")
+"""
+
+
+class Shaped(AbstractContextManager["Shaped"]):
+    """A shaper on a lane, from entry to exit."""
+
+    def __init__(self, group: Cgroup, ports: dict[int, Policy]) -> None:
+        self._shaper = Shaper(group.path)
+        self._ports = ports
+
+    def __enter__(self) -> Shaped:
+        for port, policy in self._ports.items():
+            self._shaper.set_lane(port, policy)
+        assert self._shaper.wait(60), self._shaper.state().reason
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shaper.close()
+
+
+def token_us(listener: socket.socket, tokens: int) -> float:
+    """Processor time, of the writer and its part of the kernel, of a token that is a write of its own: clawd's has a
+    good deal more to do, and writes many at once, so that this is the most that the kernel's part can be of it.
+    """
+    host, port = listener.getsockname()
+    reader = subprocess.Popen([sys.executable, "-c", READER, host, str(port)])
+    ours, _ = listener.accept()
+    with ours:
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began = 0.0
+        for number in range(-200, tokens):
+            if number == 0:
+                began = time.process_time()
+            ours.send(TOKEN)
+            ours.recv(1)
+        took = time.process_time() - began
+    reader.wait()
+    return took / tokens * 1e6
+
+
+def ratio(listener: socket.socket, attach: Callable[[], AbstractContextManager[Any]], pairs: int, tokens: int) -> Any:
+    """With ÷ without, pair by pair, the order changed each time."""
+    ratios, with_us, without_us = [], [], []
+    for number in range(pairs):
+        taken = {}
+        for attached in (True, False) if number % 2 else (False, True):
+            with attach() if attached else nullcontext():
+                taken[attached] = token_us(listener, tokens)
+        ratios.append(taken[True] / taken[False])
+        with_us.append(taken[True])
+        without_us.append(taken[False])
+    middle, spread = statistics.mean(ratios), statistics.stdev(ratios) if pairs > 1 else 0.0
+    half = 2.26 * spread / pairs**0.5  # Student's t for 10 pairs, 95 %
+    return {
+        "ratio": middle,
+        "interval": [middle - half, middle + half],
+        "with_us": statistics.median(with_us),
+        "without_us": statistics.median(without_us),
+    }
+
+
+def first_token_ms(group: Cgroup, *, shaped: bool, tokens: int) -> dict[str, float]:
+    """A token each 20 ms on one connection while another sends as fast as it can, over a link of 8 Mbit/s."""
+    with link() as (near, far):
+        near.run(f"tc qdisc add dev near root tbf rate {LINK_KBIT}kbit burst 16kb limit 256kb")
+        with group.entered():  # sockets of this group, whose lane the shaper knows by its port
+            return _beside_bulk(near, far, group, shaped=shaped, tokens=tokens)
+
+
+def _beside_bulk(near: Side, far: Side, group: Cgroup, *, shaped: bool, tokens: int) -> dict[str, float]:
+    listener = near.make(lambda: socket.create_server(("10.99.0.1", 0)))
+    policy = Policy(2, pacing=BULK_BYTES_PER_S, lowat=16384)
+    with listener, Shaped(group, {listener.getsockname()[1]: policy}) if shaped else nullcontext():
+        reader = far.make(lambda: socket.create_connection(listener.getsockname(), 20))
+        bulk, _ = listener.accept()
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=_flood, args=(bulk, stop)),
+            threading.Thread(target=_swallow, args=(reader,)),
+        ]
+        with bulk, reader, connection(near, far) as (ours, peer):
+            for thread in threads:
+                thread.start()
+            try:
+                stop.wait(1.0)  # the queue fills
+                return _latency_ms(ours, peer, tokens)
+            finally:
+                stop.set()
+                bulk.shutdown(socket.SHUT_RDWR)
+                for thread in threads:
+                    thread.join()
+
+
+def _latency_ms(ours: socket.socket, peer: socket.socket, tokens: int) -> dict[str, float]:
+    ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    took = []
+    for _ in range(tokens):
+        began = time.monotonic()
+        ours.send(TOKEN)
+        left = len(TOKEN)
+        while left:
+            left -= len(peer.recv(left))
+        took.append((time.monotonic() - began) * 1000)
+        time.sleep(0.02)
+    took.sort()
+    return {"p50_ms": took[len(took) // 2], "p99_ms": took[int(len(took) * 0.99)]}
+
+
+def _flood(bulk: socket.socket, stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            bulk.send(bytes(65536))
+        except OSError:
+            return
+
+
+def _swallow(reader: socket.socket) -> None:
+    while True:
+        try:
+            if not reader.recv(1 << 16):
+                return
+        except OSError:
+            return
+
+
+def compare(*, smoke: bool) -> dict[str, Any]:
+    """Empty where BPF cannot be loaded."""
+    if why_no_bpf():
+        return {}
+    pairs, tokens = (2, 2000) if smoke else (PAIRS, TOKENS)
+    with cgroup("-bench") as group, group.listen() as listener:
+        port = listener.getsockname()[1]
+        policy = Policy(1, lowat=16384, priority=6, thin=1)
+        result: dict[str, Any] = {
+            "shaper": ratio(listener, lambda: Shaped(group, {port: policy}), pairs, tokens),
+            "tracer": ratio(listener, lambda: Tracer(os.getpid(), parts=("writes",)), pairs, tokens),
+        }
+        with group.entered(), Tracer(os.getpid(), parts=("writes",)) as traced:
+            token_us(listener, tokens)
+            cost = traced.cost()
+        result["load_ms"] = cost.load_ns / 1e6
+        result["event_ns"] = (cost.bpf_ns or 0) / max(1, cost.bpf_runs or 0)
+        count = 20 if smoke else 200
+        result["first"] = {
+            name: first_token_ms(group, shaped=shaped, tokens=count)
+            for name, shaped in (("unshaped", False), ("shaped", True))
+        }
+    return result
+
+
+def show(result: dict[str, Any]) -> str:
+    if not result:
+        return f"trace: not measured: {why_no_bpf()}"
+    rows = []
+    for name, bound in BOUNDS.items():
+        each = result[name]
+        low, high = each["interval"]
+        rows.append((name, f"{each['without_us']:.2f}", f"{each['with_us']:.2f}", f"{each['ratio']:.3f}",
+                     f"{low:.3f}-{high:.3f}", f"{bound:g}"))  # fmt: skip
+    lines = ["trace (microseconds of processor time a token of one write)"]
+    lines.append(render.table(("attached", "without", "with", "ratio", "95 %", "bound"), rows, 110))
+    lines.append(f"to load {result['load_ms']:.0f} ms, {result['event_ns']:.0f} ns a run of a program")
+    first = result["first"]
+    for name, each in first.items():
+        lines.append(
+            f"a token beside bulk on a full link, {name}: p50 {each['p50_ms']:.1f} ms, p99 {each['p99_ms']:.1f} ms"
+        )
+    lines.append(f"shaped / unshaped: p99 {first['shaped']['p99_ms'] / first['unshaped']['p99_ms']:.4f}x")
+    return "\n".join(lines)
