@@ -142,7 +142,7 @@ def packet_programs() -> int:
     """On clawd's own group."""
     program = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
-        "from pathlib import Path; from tests.test_bpf_tracer import attached; from clawd.kernel.tracer import cgroup_of\n"
+        "from tests.test_bpf_tracer import attached\nfrom clawd.kernel.tracer import cgroup_of\n"
         f"print(len(attached(cgroup_of({pid()}))))"
     )
     return int(run(sys.executable, "-c", program).stdout)
