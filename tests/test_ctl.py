@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -27,6 +28,12 @@ from tests.daemon import PATIENCE_S, Daemon, until
 LISTS = ("streams", "producers", "consumers")
 LOOKS = ("status", *LISTS)
 HOSTILE = "e\x1b[31mvil\u202e"
+
+
+def hostile_producer(runtime_dir: Path) -> Producer:
+    """One that says what the SDK would refuse to say, as a program of its own may."""
+    with patch("clawd.ring.encoded", lambda _what, value, _longest: value.encode()):
+        return Producer(HOSTILE, runtime_dir)
 
 
 def let_in(daemon: Daemon) -> None:
@@ -196,7 +203,7 @@ def test_an_output_that_is_closed_or_full_is_no_traceback(daemon: Daemon, words:
 
 
 def test_what_a_peer_named_does_not_reach_the_terminal_as_an_escape(daemon: Daemon) -> None:
-    with Producer(HOSTILE, daemon.runtime_dir) as producer:
+    with hostile_producer(daemon.runtime_dir) as producer:
         producer.open("s")
         until(lambda: "s" in daemon.streams(), "the stream")
         assert told(daemon.runtime_dir, "producers")["producers"][0]["name"] == HOSTILE

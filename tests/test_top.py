@@ -22,7 +22,7 @@ from clawd.ctl import top
 from clawd.page import Page
 from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
-from tests.test_ctl import HOSTILE, busy, clawctl, command
+from tests.test_ctl import busy, clawctl, command, hostile_producer
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
@@ -246,7 +246,7 @@ def test_a_signal_ends_it_and_the_terminal_is_as_before(screen: Any, number: int
 
 
 def test_it_repaints_within_the_screen(daemon: Daemon, screen: Any) -> None:
-    with Producer(HOSTILE, daemon.runtime_dir) as producer:
+    with hostile_producer(daemon.runtime_dir) as producer:
         for number in range(40):
             producer.open(f"stream-{number:02}")
         until(lambda: len(daemon.streams()) == 40, "the streams")

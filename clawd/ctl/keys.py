@@ -15,7 +15,7 @@ from clawd.errors import ConfigError
 from clawd.gateway import access
 
 HELP = "make the gateway's keys, and tokens for its readers"
-EXAMPLE = "clawctl keys gateway token chatcmpl-1 --key-file /etc/clawd/gateway.key --valid 1h"
+EXAMPLE = "clawctl keys gateway token chatcmpl-1 --key-file gateway.key"
 ABOUT = (
     "gateway make FILE: a new key for the gateway's key_file; never replaces a file. gateway token STREAM: a token that"
     " lets its bearer read and cancel this stream, --read-only to read it; with --metrics and no STREAM, to read"
