@@ -17,7 +17,7 @@ import pytest
 from clawd import protocol
 from clawd.errors import ProtocolError
 from clawd.server.network import Network
-from clawd.server.shaping import PACING_LEAST, Rows, RowWay, Shaping, wanted_pacing
+from clawd.server.shaping import PACING_LEAST, Rows, RowWay, Shaping, lanes, wanted_pacing
 
 pytestmark = pytest.mark.plain
 ENTRIES = 64
@@ -129,6 +129,28 @@ def test_wanted_pacing_goes_to_the_sockets_slot(arrays: Arrays, tmp_path: Path) 
     assert arrays.wanted(10) == (9, PACING_LEAST)
     way.pace(0, 60)
     assert arrays.wanted(10) == (9, 0)
+    shaping.close()
+
+
+def test_express_lanes_go_first_and_thin() -> None:
+    bulk, express = lanes([(7400, "bulk"), (7401, "express")], dscp=46)
+    assert (bulk.port, bulk.lane, bulk.lowat, bulk.priority, bulk.dscp, bulk.thin) == (7400, "bulk", 16384, 0, 0, False)
+    assert (express.port, express.lane, express.priority, express.dscp, express.thin) == (7401, "express", 6, 46, True)
+    for lane in (bulk, express):
+        assert protocol.decode(protocol.encode(lane), protocol.KERNEL_REQUESTS, protocol.KERNEL_MESSAGE_MAX) == lane
+
+
+def test_another_way_is_asked_where_there_is_no_row(arrays: Arrays, tmp_path: Path) -> None:
+    class Other:
+        def look(self) -> Network:
+            return Network(1, 2, 3)
+
+    shaping = Shaping([LANE], tmp_path)
+    way = RowWay(shaping, 9)
+    assert way.look_or(Other()) == Network(1, 2, 3)
+    shaping.rows = Rows(TOLD, arrays.fds)
+    arrays.put(9, cookie=9, srtt_us=700)
+    assert way.look_or(Other()) == Network(700, 0, 0)
     shaping.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clawd import protocol
 from clawd.consumer import Consumer
 from clawd.ctl import trace_sched, trace_stages, trace_stream
 from clawd.ctl.trace_file import TraceFile
@@ -63,6 +64,22 @@ def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
     assert f"socket, device, acked: none: {reason}" in text.replace("\n    ", " ")
     assert "cost:" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("listen", "lanes"),
+    [
+        ("off", {}),
+        ("127.0.0.1:7400", {7400: "rest", 7401: "first"}),
+        ("[::1]:7400, 10.0.0.1:80", {7400: "rest", 7401: "first", 80: "rest", 81: "first"}),
+    ],
+)
+def test_the_class_of_a_port_is_that_of_its_lane(
+    monkeypatch: pytest.MonkeyPatch, daemon: Daemon, listen: str, lanes: dict[int, str]
+) -> None:
+    told = protocol.InEffect(1, 0, None, [], None, {}, {"listen": listen}, {})
+    monkeypatch.setattr(trace_stages.Client, "ask", lambda *_: told)
+    assert trace_stages.lanes_of(daemon.runtime_dir) == lanes
 
 
 def test_one_object_a_line_each_interval_and_the_last(daemon: Daemon) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.ctl import render
-from clawd.ctl.client import figures
-from clawd.errors import HostError
+from clawd.ctl.client import Client, figures
+from clawd.errors import ControlError, HostError
 from clawd.kernel.tracer import CLASSES, Hist, Look, Tracer
 from clawd.page import quantiles
 
@@ -139,9 +141,20 @@ class Trace:
         }
 
 
-def lanes_of(_runtime_dir: Path) -> dict[int, str]:
-    """The class of each port: what goes by the express lane cannot wait."""
-    return {}
+def lanes_of(runtime_dir: Path) -> dict[int, str]:
+    """The class of each port of clawd's tcp lanes: what goes by the express one cannot wait. Empty when there is none,
+    or clawd does not answer: then all is `rest`.
+    """
+    try:
+        with Client(runtime_dir) as client:
+            values = client.ask(protocol.Settings(), protocol.InEffect).values
+    except ControlError:
+        return {}
+    lanes: dict[int, str] = {}
+    for found in re.finditer(r":(\d+)(?=[\s,]|$)", values.get("listen", "")):
+        bulk = int(found[1])
+        lanes |= {bulk: "rest", bulk + 1: "first"}
+    return lanes
 
 
 def _minus(now: Any, before: Any) -> Any:

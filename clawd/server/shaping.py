@@ -9,13 +9,13 @@ import array
 import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawd import log, protocol
 from clawd.errors import ProtocolError
-from clawd.server.network import Loss, Network
+from clawd.server.network import Loss, Network, Way
 
 PROBES = 8
 """How far from its first slot a row may be: as in ebpf/shaper.bpf.c."""
@@ -25,12 +25,26 @@ MARGIN = 4
 """A stream that catches up, and frames' own bytes, need more than the mean."""
 PACING_LEAST = 256 * 1024
 """Bytes a second: what a resume of a long answer needs, whatever its stream's pace."""
+LOWAT_BYTES = 16_384
+"""Unsent bytes the kernel takes of a connection: one frame. What is still ours can be overtaken."""
+PRIORITY = 6
+"""Of express lanes: the first band of fq and of pfifo_fast."""
 _NEEDED = ("cookie", "srtt_us", "jitter_us", "retrans", "segments")
 
 
 def wanted_pacing(streams: int, token_bytes: int) -> int:
     """Bytes a second for a connection that reads so many streams of tokens of this mean size; 0, no limit, for none."""
     return max(PACING_LEAST, streams * TRANSMIT_PER_S * token_bytes * MARGIN) if streams else 0
+
+
+def lanes(ports: Iterable[tuple[int, str]], dscp: int = 0) -> list[protocol.SetLane]:
+    """What clawd asks for its tcp lanes, each a port and its name. `dscp` is the express lanes'."""
+    return [
+        protocol.SetLane(port, "express", lowat=LOWAT_BYTES, priority=PRIORITY, dscp=dscp, thin=True)
+        if name == "express"
+        else protocol.SetLane(port, name, lowat=LOWAT_BYTES)
+        for port, name in ports
+    ]
 
 
 class Rows:
@@ -95,6 +109,10 @@ class RowWay:
         if row is None:
             return None
         return Network(row["srtt_us"], row["jitter_us"], self._loss.learn(row["segments"], row["retrans"]))
+
+    def look_or(self, other: Way) -> Network | None:
+        """The same, and where there is no row what `other` says."""
+        return self.look() or other.look()
 
     def pace(self, streams: int, token_bytes: int) -> None:
         """What its connection needs for so many streams."""
