@@ -241,12 +241,12 @@ static __always_inline int end_write(u64 sk, int sent)
 }
 
 /* tcp_sendmsg_locked(sk, msg, skb, size_goal), since 6.15; sock_send_length(sk, sent, flags), since 6.3 */
-int claw_write_begins(struct bpf_raw_tracepoint_args *ctx)
+int claw_begins(struct bpf_raw_tracepoint_args *ctx)
 {
 	return begin_write(ctx->args[0]);
 }
 
-int claw_write_ends(struct bpf_raw_tracepoint_args *ctx)
+int claw_ends(struct bpf_raw_tracepoint_args *ctx)
 {
 	return end_write(ctx->args[0], (int)ctx->args[1]);
 }
