@@ -251,13 +251,22 @@ int claw_ends(struct bpf_raw_tracepoint_args *ctx)
 	return end_write(ctx->args[0], (int)ctx->args[1]);
 }
 
+/* bcc takes the function from the name, and since it has this macro the kernel module before it */
+#ifdef MODULE_KFUNC_PROBE
+#define ENTRY(function) kfunc__vmlinux__##function
+#define EXIT(function) kretfunc__vmlinux__##function
+#else
+#define ENTRY(function) kfunc__##function
+#define EXIT(function) kretfunc__##function
+#endif
+
 /* Where there is no such tracepoint: tcp_sendmsg(sk, msg, size) itself, whose result follows its arguments */
-int kfunc__tcp_sendmsg(u64 *ctx)
+int ENTRY(tcp_sendmsg)(u64 *ctx)
 {
 	return begin_write(ctx[0]);
 }
 
-int kretfunc__tcp_sendmsg(u64 *ctx)
+int EXIT(tcp_sendmsg)(u64 *ctx)
 {
 	return end_write(ctx[0], (int)ctx[3]);
 }

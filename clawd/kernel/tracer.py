@@ -35,10 +35,17 @@ TRACEPOINTS = {
     "claw_switched": "sched/sched_switch",
 }
 WRITES = (
-    # Where it begins and where it ends, each: program, kind, tracepoint or function. bcc 0.31 ends with an overflow of
-    # its own for a name of more than 15 characters.
-    (("claw_begins", "RAW_TRACEPOINT", "tcp_sendmsg_locked"), ("kfunc__tcp_sendmsg", "TRACING", "tcp_sendmsg")),
-    (("claw_ends", "RAW_TRACEPOINT", "sock_send_length"), ("kretfunc__tcp_sendmsg", "TRACING", "tcp_sendmsg")),
+    # Where it begins and where it ends, each: program, kind, tracepoint or function
+    (
+        ("claw_begins", "RAW_TRACEPOINT", "tcp_sendmsg_locked"),
+        ("kfunc__vmlinux__tcp_sendmsg", "TRACING", "tcp_sendmsg"),
+        ("kfunc__tcp_sendmsg", "TRACING", "tcp_sendmsg"),
+    ),
+    (
+        ("claw_ends", "RAW_TRACEPOINT", "sock_send_length"),
+        ("kretfunc__vmlinux__tcp_sendmsg", "TRACING", "tcp_sendmsg"),
+        ("kretfunc__tcp_sendmsg", "TRACING", "tcp_sendmsg"),
+    ),
 )
 """The newest first; which there are depends on the kernel, not on its version."""
 
