@@ -5,7 +5,7 @@
  * A write is followed by its last byte's sequence number: from tcp's sendmsg, to the packet that carries it out of the
  * socket, to the driver, to the acknowledgement. Of a socket that was there before, writes are known from the first
  * moment on in which all that was sent is acknowledged. Where a packet is cut into more only behind the socket
- * (software segmentation), the driver's part is not seen.
+ * (software segmentation), or its task moved to another processor just there, the driver's part is not seen.
  */
 #include <uapi/linux/bpf.h>
 
