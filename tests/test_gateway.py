@@ -348,6 +348,7 @@ def test_what_is_missing_is_told_as_a_gap(daemon: Daemon, gateway: Gateway, engi
     for number in range(3000):
         stream.write(b"%04d" % number * 500, block=PATIENCE_S)
     stream.close("stop")
+    until(lambda: daemon.streams()["s"]["state"] == "ended", "the end: what waits in the engine may evict more")
     with gateway.read("/v1/streams/s") as events:
         told = list(events)
     [at] = [number for number, each in enumerate(told) if each.kind == "gap"]

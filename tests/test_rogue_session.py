@@ -39,7 +39,7 @@ def test_the_latest_connection_of_a_session_has_it_and_each_gets_its_own(daemon:
         assert daemon.streams()["s"]["attachments"] == 1
         assert one.ask(b'{"op":"ping"}')["op"] == "connected"  # dropped, and answered as a newcomer's
         two.session = own
-        assert two.ask(protocol.encode(protocol.Attach(own, 8, "s")))["code"] == "denied"  # it is the other's now
+        assert two.ask(protocol.encode(protocol.Attach(own, 8, "s")))["code"] == "session"  # it is the other's now
         stream.close()
         assert b"stop" in two.relay.recv()
 
