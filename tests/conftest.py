@@ -121,3 +121,10 @@ def writer(tmp_path: Path) -> Iterator[Callable[[Daemon], subprocess.Popen[str]]
     for process in made:
         process.kill()
         process.communicate()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test has minutes, unless it says itself how long."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.plain  # it compiles what it kills
 def kill(program: Path, sources: list[Path], at_least: int) -> None:
     # -z now: the dynamic linker's own steps at a first call are no news
     compile_c(program, [*sources, NATIVE / "step.c"], "-O2", "-Wl,-z,now")
-    run = run_c(program)
+    run = run_c(program, timeout=280)
     assert run.returncode == 0, run.stdout + run.stderr
     points = sum(int(line.split()[1]) for line in run.stdout.splitlines() if line.startswith("counted:"))
     assert points >= at_least, run.stdout
