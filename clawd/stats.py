@@ -34,7 +34,7 @@ ROLE = {
 PACE = {lib.CLAW_PACE_OFF: "off", lib.CLAW_PACE_SMOOTH: "smooth", lib.CLAW_PACE_STEADY: "steady"}
 
 _TOTALS = [name for name, _ in ffi.typeof("struct claw_totals").fields]
-_HISTS = (
+HISTS = (
     ("written_to_committed", lib.CLAW_HIST_COMMIT),
     ("written_to_sent", lib.CLAW_HIST_SEND),
     ("first_token", lib.CLAW_HIST_FIRST),
@@ -43,13 +43,14 @@ _HISTS = (
     ("gap", lib.CLAW_HIST_GAP),
     ("release_error", lib.CLAW_HIST_RELEASE),
 )
+"""The page's histograms, by the name that people and programs see."""
 
 
 def status(page: Page, life: Life = Life.ANSWERING) -> dict[str, Any]:
     """The daemon as a whole. `life` is what `page.life()` said."""
     totals = page.totals()
     latency = {}
-    for name, which in _HISTS:
+    for name, which in HISTS:
         count, (p50, p99) = page.quantiles(which, (0.50, 0.99))
         latency[name] = {"count": count, "p50_ns": p50 if count else None, "p99_ns": p99 if count else None}
     producers = sum(1 for _ in page.rings())

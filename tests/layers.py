@@ -13,7 +13,7 @@ ROWS = (
     ("clawd.errors",),
     ("clawd.units", "clawd.ini"),
     ("clawd.setting",),
-    ("clawd.config", "clawd.log", "clawd.sd", "clawd.protocol", "clawd.core"),
+    ("clawd.config", "clawd.log", "clawd.sd", "clawd.signals", "clawd.protocol", "clawd.core"),
     ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources", "clawd.flusher", "clawd.watcher"),
     ("clawd.reading", "clawd.link", "clawd.stats", "clawd.manual", "clawd.ring"),
     ("clawd.selection", "clawd.stream"),

@@ -312,7 +312,8 @@ def test_a_reader_that_takes_nothing_costs_a_bounded_memory(
                 stream.write("x" * 8000, block=PATIENCE_S)
         until(lambda: daemon.total("text_bytes") == 4 * (5 + 200 * 8000), "all of it")
         sent = -1
-        while sent != (sent := daemon.total("sent")):  # until the gateway takes no more
+        # Nothing announces that the gateway takes no more; a look that is too short would only be too kind
+        while sent != (sent := daemon.total("sent")):
             time.sleep(0.3)
         # 1.6 MB each: one that kept what it could not hand on would have four times that, and encoded again
         grown = (gateway.private_bytes() - before) / len(streams)

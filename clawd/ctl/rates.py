@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clawd import stats
-from clawd.core import ffi, lib
+from clawd.core import ffi
 from clawd.page import Life, Page, quantiles
 
-_HISTS = (
-    ("written_to_committed", lib.CLAW_HIST_COMMIT),
-    ("written_to_sent", lib.CLAW_HIST_SEND),
-    ("first_token", lib.CLAW_HIST_FIRST),
-    ("held", lib.CLAW_HIST_HELD),
-    ("gap_raw", lib.CLAW_HIST_GAP_RAW),
-    ("gap", lib.CLAW_HIST_GAP),
-    ("release_error", lib.CLAW_HIST_RELEASE),
-)
 _BUCKETS_AT = ffi.offsetof("struct claw_hist", "bucket")
 
 
@@ -38,7 +29,7 @@ class Look:
 
 
 def look(page: Page, life: Life) -> Look:
-    hists = {name: _buckets(page.hist(which)) for name, which in _HISTS}
+    hists = {name: _buckets(page.hist(which)) for name, which in stats.HISTS}
     at_ns = time.monotonic_ns()
     status = stats.status(page, life)
     unread = page.unread
@@ -70,7 +61,7 @@ def between(before: Look | None, now: Look, most: int) -> dict[str, Any]:
         "tokens_out_per_second": _total(before, now, "sent", passed_ns),
         **{name: totals[name] for name in ("streams_live", "streams_awaited", "streams_ended", "attachments")},
         **{name: now.status[name] for name in ("spool_bytes", "spool_used_bytes")},
-        "latency": {name: _latency(before, now, name) for name, _ in _HISTS},
+        "latency": {name: _latency(before, now, name) for name, _ in stats.HISTS},
         "streams": live[:most],
         "producers": _producers(before, now, passed_ns),
         "consumers": sorted(now.consumers, key=lambda row: -row["unacked_bytes"]),

@@ -47,6 +47,14 @@ def _told(config: dict[str, Any] | None) -> str:
     return "; ".join(parts)
 
 
+def _burst(totals: dict[str, int]) -> str:
+    """How many tokens of a stream a client gets with one wake-up."""
+    if not totals["segments"]:
+        return render.ABSENT
+    mean = totals["sent"] / totals["segments"]
+    return f"{mean:.1f} tokens of a stream to a client, {totals['segment_max']} at most"
+
+
 def show(value: dict[str, Any]) -> str:
     totals = value["totals"]
     used = f"{render.size(value['spool_used_bytes'])} of {render.size(value['spool_bytes'])}"
@@ -61,6 +69,7 @@ def show(value: dict[str, Any]) -> str:
         f"kernel     {helper.told(value['kernel'])}",
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
+        f"at once    {_burst(totals)}",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"
         f" {totals['rescued']} lost wake-ups",
     ]

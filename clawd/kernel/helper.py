@@ -24,6 +24,7 @@ from typing import Any
 from clawd import log, protocol, sd
 from clawd.errors import AlreadyRunning, HostError, ProtocolError
 from clawd.kernel.shaper import Policy, Shaper
+from clawd.signals import caught
 
 PEERS_MAX = 16
 """Connections of clawd's user and root at once."""
@@ -252,19 +253,9 @@ class Helper:
     def _signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT stop it, also when they come just before it sleeps."""
 
-        def stop(_signal: int, _frame: object) -> None:
+        def stop() -> None:
             self._is_stopping = True
 
-        wake, woken = socket.socketpair()
-        wake.setblocking(False)
-        earlier_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        self._selector.register(woken, selectors.EVENT_READ, lambda: woken.recv(4096))
-        try:
+        with caught({signal.SIGTERM: stop, signal.SIGINT: stop}) as woken:
+            self._selector.register(woken, selectors.EVENT_READ, woken.numbers)
             yield
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(earlier_fd)
-            wake.close()
-            woken.close()

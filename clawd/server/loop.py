@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
 from clawd.server.settings import Settings
+from clawd.signals import caught
 from clawd.sources import Configuration, Sources
 from clawd.units import format_bytes
 
@@ -262,35 +262,21 @@ class Loop:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn signals into a readable descriptor, so that none falls before a sleep: SIGTERM and SIGINT stop, SIGHUP
-        reloads.
-        """
+        """SIGTERM and SIGINT stop, SIGHUP reloads."""
 
-        def stop(_signal: int, _frame: object) -> None:
+        def stop() -> None:
             self._stopping = True
 
-        def reload(_signal: int, _frame: object) -> None:
+        def reload() -> None:
             """Its number is in the descriptor."""
 
         def woke() -> None:
-            if signal.SIGHUP in drain_signals(woken) and not self._stopping:
+            if signal.SIGHUP in woken.numbers() and not self._stopping:
                 self._reload()
 
-        wake, woken = socket.socketpair()
-        wake.setblocking(False)
-        woken.setblocking(False)
-        earlier_fd = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
-        earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        self._registry.watch(woken.fileno(), woke)
-        try:
+        with caught({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}) as woken:
+            self._registry.watch(woken.fileno(), woke)
             yield
-        finally:
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(earlier_fd)
-            wake.close()
-            woken.close()
 
     def _stop(self) -> None:
         """Accept nothing new, one last pass over every ring, leave rings and spool."""
@@ -322,8 +308,3 @@ def pace_of(config: Config) -> Pace:
         burst_rate=1000 * config.burst_rate,
         burst=config.burst,
     )
-
-
-def drain_signals(woken: socket.socket) -> bytes:
-    """Empty the descriptor that signals make readable: their numbers."""
-    return woken.recv(4096)

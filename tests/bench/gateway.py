@@ -68,7 +68,10 @@ def _running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def _clawd(directory: str, port: int) -> Iterator[tuple[int, list[int]]]:
     flags = ("--config", os.devnull, "--runtime-dir", directory, "--listen", f"127.0.0.1:{port}")
-    with daemon(directory) as relay, _running(sys.executable, "-c", COMMAND, *flags) as gateway:
+    with (
+        daemon(directory, "--stream-bytes", "32M", "--pace", "off") as relay,
+        _running(sys.executable, "-c", COMMAND, *flags) as gateway,
+    ):
         yield gateway.pid, [gateway.pid, relay.pid]
 
 

@@ -22,7 +22,7 @@ from clawd import stats
 from clawd.core import lib
 from clawd.ctl import render
 from clawd.page import Page
-from clawd.server import memory
+from tests.bench.run import cpu_s, daemon
 
 SECOND = 1_000_000_000
 MS = 1_000_000
@@ -70,24 +70,6 @@ SCENES = {
     "ten at once every 200 ms": Scene(lambda _luck, seconds: heaps(seconds, 10, 200)),
     "10,000 streams at 30/s": Scene(lambda _luck, seconds: even(30, seconds), streams=10_000, producers=3),
 }
-
-
-@contextmanager
-def daemon(directory: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "clawd", "--config", os.devnull, "--runtime-dir", directory, *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    try:
-        assert process.stderr
-        for line in process.stderr:
-            if b"ready" in line:
-                break
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-        if process.stderr:
-            process.stderr.close()
-        memory.sweep((Path(directory) / "instance").read_text().split()[0])
 
 
 @contextmanager
@@ -153,7 +135,7 @@ def measure(scene: Scene, mode: str, seconds: float, seed: int) -> dict[str, flo
                 path = Path(directory) / f"plan-{share[0]}"
                 path.write_bytes(b"".join(struct.pack("<QI", at, number) for at, number in plan))
                 writers.append(child("writer", directory=directory, streams=share, plan=str(path)))
-            before_s = cpu_s(process.pid)
+            before_s = cpu_s(process.pid)[0]
             start = time.monotonic()
             with busy_processors() if scene.busy else nullcontext():
                 for writer in writers:
@@ -161,7 +143,7 @@ def measure(scene: Scene, mode: str, seconds: float, seed: int) -> dict[str, flo
                 for writer in writers:
                     answer(writer)
             took_s = time.monotonic() - start
-            used_s = cpu_s(process.pid) - before_s
+            used_s = cpu_s(process.pid)[0] - before_s
             go(reader)
             got = answer(reader)
             held = page.quantiles(lib.CLAW_HIST_HELD, (0.5, 0.99))[1]
@@ -216,11 +198,6 @@ def run_first(rounds: int, count: int) -> dict[str, dict[str, float]]:
 def show_first(result: dict[str, dict[str, float]]) -> str:
     rows = [(name, f"{each['p50_us']:.0f}", f"{each['p99_us']:.0f}") for name, each in result.items()]
     return "first tokens (microseconds, written to read)\n" + render.table(("when", "p50", "p99"), rows, 100) + "\n"
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds on a processor so far, all threads (proc(5), schedstat: ns from the scheduler)."""
-    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def run(seconds: float, rounds: int, *, smoke: bool = False) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def measure(seconds: float, rounds: int) -> dict[str, dict[str, float | None]]:
         subprocess.run([*compile_c, str(program)], check=True)
         for _ in range(rounds):
             runtime_dir = Path(directory) / "run"
-            with daemon(str(runtime_dir)):
+            with daemon(str(runtime_dir), "--stream-bytes", "32M"):
                 parts = in_python(str(runtime_dir), seconds) | in_c(str(runtime_dir), seconds, program)
             for name, value in (parts | beside_pyzmq(seconds)).items():
                 runs.setdefault(name, []).append(value)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,8 +46,8 @@ def cpu_s(pid: int) -> tuple[float, float]:
 
 
 @contextmanager
-def daemon(directory: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "clawd", "--runtime-dir", directory, "--stream-bytes", "32M"]
+def daemon(directory: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "clawd", "--config", os.devnull, "--runtime-dir", directory, *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
         assert process.stderr
@@ -111,7 +112,8 @@ def measure(path: str, load: Load) -> dict[str, float]:
         try:
             if writer_name != "clawd":
                 return _measure(children, order, writer_name, reader_name, None, load)
-            with daemon(directory) as process:
+            # The others do not pace
+            with daemon(directory, "--stream-bytes", "32M", "--pace", "off") as process:
                 return _measure(children, order, writer_name, reader_name, process.pid, load)
         finally:
             for child in children:
