@@ -280,6 +280,22 @@ class Core:
         """A new connection's number, 0 when there is no room."""
         return int(lib.claw_connect(self._core))
 
+    def open_lanes(self, connection: int) -> None:
+        """This new connection has an express lane, too."""
+        check(lib.claw_lanes_open(self._core, connection), "open lanes")
+
+    def double(self, connection: int, on: bool) -> None:
+        """Have all its frames go on both lanes, or no more."""
+        check(lib.claw_lanes_double(self._core, connection, on), "send on both lanes")
+
+    def express_flow(self, connection: int, message: bytes) -> bool:
+        """Take a flow message that came by the express lane. False: it breaks a rule."""
+        return bool(lib.claw_lanes_flow(self._core, connection, message, len(message)) == 0)
+
+    def lanes(self, number: int) -> int:
+        """CLAW_LANE_… of the frame that stands there in `frames()`."""
+        return int(self._frames[number].lanes)
+
     def disconnect(self, connection: int) -> None:
         check(lib.claw_disconnect(self._core, connection, time.monotonic_ns()), "disconnect")
 

@@ -33,6 +33,7 @@ NOUNS = (
     "keep",
     "grace",
     "outbox",
+    "lanes",
     "pacing",
     "hints",
     "pack",

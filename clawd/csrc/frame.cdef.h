@@ -31,7 +31,9 @@ struct claw_frame_header {
 	uint16_t segments;
 	uint32_t connection; /* as told in hello: frames of an earlier connection do not count for ack */
 	uint32_t len; /* bytes of the whole frame */
-	uint32_t degrade; /* 0 … CLAW_DEGRADE_MAX: leave out what is not needed; told again with each frame */
+	uint8_t degrade; /* 0 … CLAW_DEGRADE_MAX: leave out what is not needed; told again with each frame */
+	uint8_t reserved;
+	uint16_t number; /* counts the frames of a connection: copies on another lane have the same */
 };
 
 struct claw_segment {

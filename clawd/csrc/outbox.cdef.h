@@ -13,7 +13,7 @@ struct claw_frame {
 	uint32_t connection;
 	uint32_t offset;
 	uint32_t len;
-	uint32_t reserved;
+	uint32_t lanes; /* CLAW_LANE_… */
 };
 
 struct claw_attach {

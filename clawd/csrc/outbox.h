@@ -50,8 +50,12 @@ struct claw_connection {
 	uint8_t blocked; /* its socket took no more */
 	uint8_t congested; /* its window was full when there was something to send */
 	uint8_t compact; /* since then it has not caught up: its frames are packed */
+	uint8_t laned; /* it has an express lane */
+	uint8_t doubled; /* all its frames go there too */
+	uint16_t frame_number; /* of the last frame */
 	uint8_t overtaken; /* frames in a row that its NORMAL queue waited through, at most CLAW_OVERTAKES */
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
+	uint64_t express_charged, express_acked; /* likewise of the express lane; the ones before are the bulk lane's */
 	uint32_t attachments; /* first in its list */
 	uint32_t attachment_count;
 	struct claw_list queue[CLAW_QUEUES];
@@ -79,6 +83,7 @@ struct claw_outbox {
 	uint64_t gaps; /* GAPs told to readers */
 	uint32_t congested; /* a connection became so since anybody looked */
 	uint32_t pressure; /* of the host, as told by claw_core_pressure */
+	uint64_t copies; /* frames that went on the express lane */
 	uint64_t saved_bytes; /* by compact encoding */
 	uint8_t packed[CLAW_FRAME_MAX];
 };

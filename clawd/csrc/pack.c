@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "compact.h"
+#include "lanes.h"
 #include "outbox.h"
 
 void claw_outbox_wake(struct claw_outbox *outbox)
@@ -80,11 +81,11 @@ static int put_gap(struct claw_outbox *outbox, struct segment *segment, struct c
  * holds them as they go on the wire. Returns what stopped it; FILL_DRY = the end of the block.
  */
 static enum fill put_run(struct segment *segment, struct claw_attachment *attachment, const uint8_t *records,
-			 uint32_t end, uint64_t released_seq)
+			 uint32_t end, uint64_t until)
 {
 	uint32_t from = attachment->offset;
 	enum fill result = FILL_DRY;
-	while (attachment->offset < end && attachment->next_seq < released_seq) {
+	while (attachment->offset < end && attachment->next_seq < until) {
 		struct claw_spooled header;
 		memcpy(&header, records + attachment->offset, sizeof(header));
 		uint32_t bytes = claw_spooled_bytes(header.len);
@@ -129,7 +130,9 @@ static uint64_t find_in_block(const struct claw_spool *spool, uint32_t block, ui
 	return seq;
 }
 
-static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attachment, struct segment *segment)
+/* Everything up to sequence `until`, or to the stream's end if that is before */
+static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attachment, struct segment *segment,
+		      uint64_t until)
 {
 	const struct claw_stream *stream = &outbox->streams->table[attachment->stream];
 	const struct claw_spool *spool = outbox->streams->spool;
@@ -157,7 +160,7 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 			};
 			return put(segment, attachment, &header, stream->row.reason) ? FILL_END : FILL_ROOM;
 		}
-		if (attachment->next_seq >= stream->released_seq)
+		if (attachment->next_seq >= until)
 			return FILL_DRY;
 		if (attachment->credit_used >= attachment->credit_limit)
 			return FILL_CREDIT;
@@ -181,7 +184,7 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 			attachment->offset = offset;
 		}
 		enum fill result = put_run(segment, attachment, claw_spool_records(spool, block), spool->slots[block].used,
-					   stream->released_seq);
+					   until);
 		if (result != FILL_DRY)
 			return result;
 	}
@@ -198,30 +201,36 @@ static uint32_t next_queue(const struct claw_connection *connection)
 	return waits ? CLAW_NORMAL : CLAW_QUEUE_NONE;
 }
 
-/* One frame for one connection, from its queues in order. Returns its bytes, 0 = nothing to say. */
-static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *connection, uint8_t *out)
+/*
+ * One frame for one connection, from its queues in order. `critical`: CRITICAL tokens, what must come before them, and
+ * nothing else, so that little is copied to the express lane. Returns its bytes, 0 = nothing to say.
+ */
+static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *connection, uint8_t *out, int critical)
 {
 	uint32_t used = sizeof(struct claw_frame_header);
 	uint32_t segments = 0;
 	int passed = 1; /* over the NORMAL queue */
 	while (segments < UINT16_MAX) {
 		uint32_t queue = next_queue(connection);
-		if (queue == CLAW_QUEUE_NONE)
+		if (queue == CLAW_QUEUE_NONE || (critical && queue != CLAW_CRITICAL))
 			break;
 		if (CLAW_FRAME_MAX - used < sizeof(struct claw_segment))
 			break;
 		uint32_t index = connection->queue[queue].head;
 		struct claw_attachment *attachment = &outbox->attachments[index];
+		const struct claw_stream *stream = &outbox->streams->table[attachment->stream];
+		uint64_t until = critical && stream->critical_until < stream->released_seq ? stream->critical_until :
+											     stream->released_seq;
 		struct claw_segment header = {
 			.attachment = attachment->id,
-			.incarnation = outbox->streams->table[attachment->stream].incarnation,
+			.incarnation = stream->incarnation,
 			.first_seq = attachment->next_seq,
 		};
 		struct segment segment = {
 			.at = out + used + sizeof(header),
 			.room = CLAW_FRAME_MAX - used - (uint32_t)sizeof(header),
 		};
-		enum fill result = fill(outbox, attachment, &segment);
+		enum fill result = fill(outbox, attachment, &segment, until);
 		if (segment.records) {
 			header.len = segment.used;
 			header.records = segment.records;
@@ -242,6 +251,9 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 			break;
 		} else {
 			claw_attachment_unqueue(outbox, index);
+			/* By what comes after. What its pacer holds is told again when it is released */
+			if (critical && result == FILL_DRY && attachment->next_seq >= stream->critical_until)
+				claw_attachment_queue(outbox, index);
 		}
 	}
 	if (!segments)
@@ -256,7 +268,8 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 		.segments = (uint16_t)segments,
 		.connection = connection->id,
 		.len = used,
-		.degrade = outbox->pressure || !connection->congested ? outbox->pressure : 1,
+		.degrade = (uint8_t)(outbox->pressure || !connection->congested ? outbox->pressure : 1),
+		.number = ++connection->frame_number,
 	};
 	memcpy(out, &header, sizeof(header));
 	claw_connection_touch(outbox, (uint32_t)(connection - outbox->connections), CLAW_UNSHOWN_PART);
@@ -274,12 +287,6 @@ static uint32_t shorten(struct claw_outbox *outbox, uint8_t *frame, uint32_t len
 	return (uint32_t)packed;
 }
 
-static int may_send(const struct claw_connection *connection)
-{
-	return connection->id && !connection->blocked &&
-	       connection->charged - connection->acked + CLAW_FRAME_MAX + CLAW_FRAME_CHARGE <= CLAW_WINDOW;
-}
-
 int claw_outbox_build(struct claw_outbox *outbox)
 {
 	outbox->frame_count = 0;
@@ -293,7 +300,10 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		if (outbox->ready.head == CLAW_NONE)
 			outbox->ready.tail = CLAW_NONE;
 		connection->ready = 0;
-		if (!may_send(connection)) {
+		int critical = connection->laned && !connection->doubled &&
+			       connection->queue[CLAW_CRITICAL].head != CLAW_NONE;
+		uint8_t lanes = claw_lanes_next(connection, critical);
+		if (!lanes) {
 			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
 			/* Until it has caught up for good: processor time for bytes, where bytes are what is short */
 			connection->compact |= connection->congested && connection->network.far;
@@ -301,16 +311,20 @@ int claw_outbox_build(struct claw_outbox *outbox)
 			continue; /* an ack, or its socket, makes it ready again */
 		}
 		uint8_t *out = outbox->out + outbox->out_bytes;
-		uint32_t len = build_frame(outbox, connection, out);
-		if (!len)
+		uint32_t len = build_frame(outbox, connection, out, critical);
+		if (!len) {
+			if (critical && next_queue(connection) != CLAW_QUEUE_NONE)
+				claw_connection_ready(outbox, index);
 			continue;
+		}
 		if (connection->compact)
 			len = shorten(outbox, out, len);
-		connection->charged += len + CLAW_FRAME_CHARGE;
+		claw_lanes_charge(outbox, connection, lanes, len);
 		outbox->frames[outbox->frame_count++] = (struct claw_frame){
 			.connection = connection->id,
 			.offset = outbox->out_bytes,
 			.len = len,
+			.lanes = lanes,
 		};
 		outbox->out_bytes += len;
 		if (next_queue(connection) != CLAW_QUEUE_NONE)

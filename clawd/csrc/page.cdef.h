@@ -61,6 +61,7 @@ struct claw_totals {
 	uint64_t frames;
 	uint64_t frame_bytes;
 	uint64_t compact_saved_bytes; /* what frames would have had more without compact encoding */
+	uint64_t copied_frames; /* that went on the express lane too */
 	uint64_t sent; /* tokens handed to ZeroMQ, once a reader */
 	uint64_t paced_slower, paced_high_water, paced_low_water, paced_delay_jump; /* what pacers noticed: CLAW_PACED_… */
 	uint64_t segments; /* runs of one stream's tokens in frames: sent ÷ segments is how many a reader gets at once */

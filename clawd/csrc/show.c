@@ -79,6 +79,7 @@ static void show_totals(struct claw_core *core)
 	claw_store_relaxed(&totals->evicted_blocks, core->streams.evicted_blocks);
 	claw_store_relaxed(&totals->gaps, core->outbox.gaps);
 	claw_store_relaxed(&totals->compact_saved_bytes, core->outbox.saved_bytes);
+	claw_store_relaxed(&totals->copied_frames, core->outbox.copies);
 	claw_store_relaxed(&totals->streams_live, core->streams.count[CLAW_STREAM_LIVE]);
 	claw_store_relaxed(&totals->streams_ended, core->streams.count[CLAW_STREAM_ENDED]);
 	claw_store_relaxed(&totals->streams_awaited, core->streams.count[CLAW_STREAM_AWAITED]);
