@@ -9,14 +9,14 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from clawd import protocol
 from clawd.errors import ClawdError, ReadingClosed, ReadTimeout
+from clawd.fleet import Key, open_link
 from clawd.inbox import Inbox
-from clawd.link import Link
 from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
 from clawd.selection import Selection
 
@@ -128,9 +128,20 @@ class AsyncConsumer:
     loop that runs when it is made.
 
     Raises ControlError when no clawd is there. One that goes away later is waited for, then readings go on.
+
+    `endpoint` instead: a clawd on another host, `tcp://HOST:PORT`, or a list of those and of runtime directories, of
+    which a reading finds the one that has its stream. `key`: this client's key file, `server_key`: that clawd's public
+    key or a file that has it, or one by endpoint. A clawd behind an endpoint need not be there yet.
     """
 
-    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        runtime_dir: str | os.PathLike[str] | None = None,
+        *,
+        endpoint: str | Sequence[str] | None = None,
+        key: Key | None = None,
+        server_key: Key | Mapping[str, Key] | None = None,
+    ) -> None:
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError as error:
@@ -141,7 +152,7 @@ class AsyncConsumer:
         self._again: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._link = Link(runtime_dir)
+        self._link = open_link(runtime_dir, endpoint, key, server_key)
         self._watcher = _LoopWatcher(self._loop, self._hear)
         self._link.watch(self._watcher)
         self._used()
@@ -206,7 +217,7 @@ class AsyncConsumer:
             if handle is not None:
                 handle.cancel()
         if not self._watcher.closed:
-            self._watcher.unregister(self._link.relay_fd)
+            self._link.unwatch(self._watcher)
         self._link.close()
         if not self._watcher.closed:
             self._dispatch()

@@ -15,6 +15,7 @@ from clawd.errors import ConfigError
 from clawd.setting import (
     COUNT,
     DIRECTORY,
+    ENDPOINTS,
     FILE,
     LISTEN,
     ORIGINS,
@@ -205,21 +206,49 @@ class Config:
         reload=True,
     )
     burst: int = _row("pace", COUNT, "8", "tokens a burst may have when steady", low="1", high="10000", reload=True)
+    tcp_listen: tuple[tuple[str, int], ...] = _row(
+        "network",
+        ENDPOINTS,
+        "off",
+        "where clients of other hosts connect",
+        "Each takes two ports: the one that is named for the bulk lane, and the next one for the express lane. Beyond"
+        " 127.0.0.1 clawd starts only when there are keys: clawctl keys relay.",
+    )
+    keys_dir: Path = _row(  # noqa: RUF009 - a field, made anew each time
+        "network",
+        DIRECTORY,
+        "/etc/clawd/keys",
+        "keys of the tcp lanes, and who may connect",
+        "relay.key is clawd's own, below allow/ are those of clients, each looked at as it connects and every second:"
+        " one that is taken away cuts its clients off.",
+    )
+    loss_threshold: int = _row(
+        "network",
+        COUNT,
+        "2",
+        "percent of loss above which a tcp client gets all twice",
+        "Of the segments that were sent to it: then every frame goes on both of its lanes, until the loss is less than"
+        " half of that.",
+        low="1",
+        high="100",
+        reload=True,
+    )
     tcp_fastopen: bool = _row(
         "network",
         SWITCH,
         "on",
-        "TCP Fast Open on the gateway's listener",
-        "A client that comes again sends its request with the first packet. clawd itself listens on no tcp yet.",
+        "TCP Fast Open on tcp listeners",
+        "Of clawd and of the gateway: a client that comes again sends its request with the first packet. ZeroMQ's own"
+        " clients do not. The kernel must allow it, too: net.ipv4.tcp_fastopen.",
         reload=True,
     )
     keepalive: int = _row(
         "network",
         TIME,
         "15s",
-        "how often a reader without tokens hears from the gateway",
-        "So that no proxy takes a silent stream for a dead one, also before the first token. clawd's own clients are"
-        " local, and their end is seen.",
+        "how often both ends of a silent tcp connection are heard",
+        "A tcp client that was silent for twice as long is gone; a reload counts for those that connect after it. The"
+        " gateway says something as often, so that no proxy takes a silent stream for a dead one.",
         low="1s",
         high="1h",
         reload=True,
@@ -337,15 +366,20 @@ RELAY_SLACK = 64
 """Connections of the relay beyond max_clients: a client that comes again may be here twice for a moment."""
 RELAY_AHEAD = 1024
 """Connections that libzmq may have accepted before clawd has seen them."""
+STRANGERS_MAX = 256
+"""Connections of one tcp lane that have said nothing yet."""
 
 
-def files_needed(max_producers: int, max_clients: int) -> int:
+def files_needed(max_producers: int, max_clients: int, endpoints: int = 0) -> int:
     """Descriptors of a daemon with so many peers.
 
     A producer takes its control connection, pidfd and eventfd, and one more while a ring is handed over; a client its
-    control and its relay connection; clawd itself some 64. On top comes what libzmq may accept before it is stopped.
+    control and its relay connection, or by tcp its two lanes; clawd itself some 64. On top comes what libzmq may accept
+    before it is stopped.
     """
-    return 4 * max_producers + 2 * max_clients + RELAY_SLACK + RELAY_AHEAD + 64
+    lanes = 1 + 2 * endpoints
+    peers = 4 * max_producers + 2 * max_clients
+    return peers + lanes * (RELAY_SLACK + RELAY_AHEAD) + 2 * endpoints * STRANGERS_MAX + 64
 
 
 def _settings() -> tuple[Setting, ...]:

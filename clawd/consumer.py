@@ -9,13 +9,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 from clawd import protocol
 from clawd.errors import ReadingClosed, ReadTimeout
+from clawd.fleet import Key, open_link
 from clawd.inbox import Inbox
-from clawd.link import Link
 from clawd.reading import BaseReading, Batch, Gap, Token, parse_position
 from clawd.selection import Selection
 
@@ -71,15 +71,26 @@ class Consumer:
     """A connection to the clawd of `runtime_dir` (else $CLAWD_RUNTIME_DIR, else /run/clawd), usable by many threads.
 
     Raises ControlError when no clawd is there. One that goes away later is waited for, then readings go on.
+
+    `endpoint` instead: a clawd on another host, `tcp://HOST:PORT`, or a list of those and of runtime directories, of
+    which a reading finds the one that has its stream. `key`: this client's key file, `server_key`: that clawd's public
+    key or a file that has it, or one by endpoint. A clawd behind an endpoint need not be there yet.
     """
 
     _role = "consumer"
 
-    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        runtime_dir: str | os.PathLike[str] | None = None,
+        *,
+        endpoint: str | Sequence[str] | None = None,
+        key: Key | None = None,
+        server_key: Key | Mapping[str, Key] | None = None,
+    ) -> None:
         self._closed = False
         # guards the link (so both sockets) and every field below; nobody sleeps with it
         self._lock = threading.Lock()
-        self._link = Link(runtime_dir, self._role)
+        self._link = open_link(runtime_dir, endpoint, key, server_key, self._role)
         self._leader: Inbox | None = None
         self._followers: dict[Inbox, threading.Condition] = {}
         self._selection: Selection[Reading] = Selection()

@@ -59,6 +59,11 @@ class Inbox:
         self.offset = 0  # the credit's limit is offset + consumed
         self.limit = 0  # as last told to clawd; 0 = never attached
 
+    def take_over(self, other: Inbox) -> None:
+        """Be as `other` is, but for who reads it."""
+        for name in Inbox.__slots__:
+            setattr(self, name, getattr(other, name))
+
     def begin(self) -> int:
         """Start the accounts of a new attach; returns the credit it gives.
 

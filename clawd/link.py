@@ -17,19 +17,19 @@ from typing import Any
 from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.errors import AttachError, ClawdError, ControlError, ProtocolError, ReadingClosed, VersionMismatch
-from clawd.inbox import PART, PLAIN, Inbox
-from clawd.session import Session, Watcher, other_version
+from clawd.inbox import PART, PLAIN, Inbox, Page
+from clawd.session import AnySession, Session, Watcher, other_version
 
 try:
     import zmq
 except ImportError as missing:
     raise ClawdError("reading tokens needs pyzmq", "pip install 'clawd[consumer]'") from missing
 
-__all__ = ["Link"]
+__all__ = ["Link", "zmq"]
 
-_FLOW = struct.Struct("<BBHIQ")
+FLOW = struct.Struct("<BBHIQ")
 _CREDIT = struct.Struct("<IIQ")
-for _format, _name in ((_FLOW, "claw_flow"), (_CREDIT, "claw_credit")):
+for _format, _name in ((FLOW, "claw_flow"), (_CREDIT, "claw_credit")):
     if _format.size != ffi.sizeof(f"struct {_name}"):
         raise ImportError(f"struct {_name} is not what link.py reads; build the core again")
 
@@ -38,12 +38,12 @@ _split = lib.claw_frame_split
 _DATA = int(lib.CLAW_FRAME_DATA)
 _PACKED = int(lib.CLAW_FRAME_PACKED)
 _DEGRADE_AT = ffi.offsetof("struct claw_frame_header", "degrade")
-_CHARGE = int(lib.CLAW_FRAME_CHARGE)
-_ACK_AT = int(lib.CLAW_WINDOW) // 4
-_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
-_BURST = 32  # messages a pump takes, so that one busy reading does not keep the others from theirs
+CHARGE = int(lib.CLAW_FRAME_CHARGE)
+ACK_AT = int(lib.CLAW_WINDOW) // 4
+EVENTS, POLLIN, NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+BURST = 32  # messages a pump takes, so that one busy reading does not keep the others from theirs
 _CREDITS_MAX = 128  # in one flow message, so that it stays small
-_MESSAGE_MAX = 1 << 16
+MESSAGE_MAX = 1 << 16
 _ANSWER_S = 5.0  # on top of a reading's `wait`, for a daemon that is being restarted
 
 DEFAULT_RUNTIME_DIR = "/run/clawd"
@@ -71,8 +71,8 @@ def _relay_socket(context: zmq.Context[zmq.Socket[bytes]], path: str) -> zmq.Soc
         (zmq.PROBE_ROUTER, 1),
         (zmq.LINGER, 0),
         (zmq.SNDHWM, 0),  # so that a refused send means one thing only: no connection
-        (zmq.RCVHWM, 2 * int(lib.CLAW_WINDOW) // _CHARGE),
-        (zmq.MAXMSGSIZE, _MESSAGE_MAX),
+        (zmq.RCVHWM, 2 * int(lib.CLAW_WINDOW) // CHARGE),
+        (zmq.MAXMSGSIZE, MESSAGE_MAX),
         # A try costs some 50 us; one every 40 ms finds a clawd that was restarted soon enough
         (zmq.RECONNECT_IVL, 10),
         (zmq.RECONNECT_IVL_MAX, 40),
@@ -89,12 +89,20 @@ def _relay_socket(context: zmq.Context[zmq.Socket[bytes]], path: str) -> zmq.Soc
 class Link:
     """Connect to the clawd of `runtime_dir` (else $CLAWD_RUNTIME_DIR, else /run/clawd).
 
-    Raises ControlError when none is there; later losses are repaired.
+    Raises ControlError when none is there, unless `is_patient`; later losses are repaired.
     """
 
-    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None, role: str = "consumer") -> None:
+    def __init__(
+        self, runtime_dir: str | os.PathLike[str] | None = None, role: str = "consumer", *, is_patient: bool = False
+    ) -> None:
         given = runtime_dir if runtime_dir is not None else os.environ.get("CLAWD_RUNTIME_DIR") or DEFAULT_RUNTIME_DIR
-        self.runtime_dir = os.path.abspath(given)
+        self.place = os.path.abspath(given)
+        """Where clawd is, for messages."""
+        self._prepare(Session(self.place, role, is_patient=is_patient))
+        self._open(lambda: _relay_socket(self._context, os.path.join(self.place, protocol.RELAY_SOCKET)))
+
+    def _prepare(self, session: AnySession) -> None:
+        self._session = session
         self.disowned = False
         """This process is a fork of the one that made it, and must not use it."""
         self.ready: list[Inbox] = []
@@ -114,10 +122,11 @@ class Link:
         self._parts = ffi.new("struct claw_part[]", _PARTS_MAX)
         self._parts_view = memoryview(ffi.buffer(self._parts))
         self._ret_connection = ffi.new("uint32_t *")
-        self._session = Session(self.runtime_dir, role)
+
+    def _open(self, connect: Callable[[], zmq.Socket[bytes]]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._relay = _relay_socket(self._context, os.path.join(self.runtime_dir, protocol.RELAY_SOCKET))
+            self._relay = connect()
         except BaseException:
             self.close()
             raise
@@ -132,6 +141,10 @@ class Link:
         """
         watcher.register(self.relay_fd, select.EPOLLIN)
         self._session.watch(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Before `close`, for a watcher that does not see a descriptor's end."""
+        watcher.unregister(self.relay_fd)
 
     def next_deadline(self) -> float | None:
         """When to pump although nothing arrived, by time.monotonic()."""
@@ -180,6 +193,14 @@ class Link:
                 self._send(protocol.encode(protocol.Detach(id=inbox.id)))
             self._finish(inbox, error)
 
+    def replace(self, old: Inbox, new: Inbox) -> None:
+        """Have `new`, which nobody has read from, go on in the place of `old`, which nobody reads."""
+        new.take_over(old)
+        if old.id in self._inboxes:
+            self._inboxes[old.id] = new
+        if self._due.pop(old.id, None) is not None:
+            self._due[new.id] = new
+
     def grant(self, inbox: Inbox) -> None:
         """Tell clawd what `inbox` has consumed, if that is due."""
         if inbox.owes_credit():
@@ -187,7 +208,7 @@ class Link:
             self._send_flow()
 
     def pump(
-        self, *, control: bool = True, relay: bool = False, until: Inbox | None = None, burst: int = _BURST
+        self, *, control: bool = True, relay: bool = False, until: Inbox | None = None, burst: int = BURST
     ) -> bool:
         """Receive what is there, send what is due. True: something arrived. Sleep only when `is_idle` says so.
 
@@ -203,12 +224,12 @@ class Link:
         if relay:
             self.is_idle = False
         for _ in range(burst):
-            if not relay and (self.is_idle or not get(_EVENTS) & _POLLIN):
+            if not relay and (self.is_idle or not get(EVENTS) & POLLIN):
                 self.is_idle = True
                 break
             relay = False
             try:
-                frame = recv(_NOBLOCK)
+                frame = recv(NOBLOCK)
             except zmq.Again:  # woken by something that was no message
                 self.is_idle = True
                 break
@@ -292,7 +313,7 @@ class Link:
     def _no_answer(self) -> ControlError:
         if self._session.refusal:
             return ControlError(f"clawd has no room for this client: {self._session.refusal}")
-        return ControlError(f'no answer from clawd at "{self.runtime_dir}"', "is it running?")
+        return ControlError(f'no answer from clawd at "{self.place}"', "is it running?")
 
     def _finish(self, inbox: Inbox, error: ClawdError | None) -> None:
         self._inboxes.pop(inbox.id, None)
@@ -309,7 +330,7 @@ class Link:
         # What is refused or lost needs no queue: it had no connection, and the next one begins with all that counts
         self.is_idle = False  # sending takes in what the descriptor had to tell
         try:
-            self._relay.send(message, _NOBLOCK)
+            self._relay.send(message, NOBLOCK)
         except zmq.Again:
             return
 
@@ -321,7 +342,7 @@ class Link:
         self._acked_sent = self._acked
         for start in range(0, max(1, len(due)), _CREDITS_MAX):
             rows = due[start : start + _CREDITS_MAX]
-            head = _FLOW.pack(lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, len(rows), self._connection, self._acked)
+            head = FLOW.pack(lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, len(rows), self._connection, self._acked)
             self._send(head + b"".join(_CREDIT.pack(inbox.id, 0, inbox.new_limit()) for inbox in rows))
 
     def _answer(self, packet: bytes) -> None:
@@ -368,9 +389,7 @@ class Link:
         current = self._ret_connection[0] == self._connection
         if current:
             self.degrade = frame[_DEGRADE_AT]
-            self._acked += size + _CHARGE
-            if self._acked - self._acked_sent >= _ACK_AT:
-                self._send_flow()
+            self._ack(size + CHARGE)
         inboxes, ready = self._inboxes, self.ready
         rows = PART.iter_unpack(self._parts_view[: found * PART.size])
         for attachment, incarnation, first_seq, end_seq, at, length, tokens, flags in rows:
@@ -385,12 +404,20 @@ class Link:
                 inbox.pending.append(page)
                 ready.append(inbox)
                 continue
-            wrong = inbox.accept(page, incarnation, end_seq, current)
-            if wrong is not None:
-                self.detach(inbox, ProtocolError(f'clawd broke the protocol on "{inbox.stream}": {wrong}'))
-            elif inbox.done:
-                self._finish(inbox, None)
-            else:
-                ready.append(inbox)
-                if inbox.owes_credit():  # by what was dropped
-                    self._due[inbox.id] = inbox
+            self._accept(inbox, page, incarnation, end_seq, current)
+
+    def _ack(self, charge: int) -> None:
+        self._acked += charge
+        if self._acked - self._acked_sent >= ACK_AT:
+            self._send_flow()
+
+    def _accept(self, inbox: Inbox, page: Page, incarnation: int, end_seq: int, current: bool) -> None:
+        wrong = inbox.accept(page, incarnation, end_seq, current)
+        if wrong is not None:
+            self.detach(inbox, ProtocolError(f'clawd broke the protocol on "{inbox.stream}": {wrong}'))
+        elif inbox.done:
+            self._finish(inbox, None)
+        else:
+            self.ready.append(inbox)
+            if inbox.owes_credit():  # by what was dropped
+                self._due[inbox.id] = inbox

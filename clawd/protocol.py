@@ -243,6 +243,19 @@ class Attach:
 
 
 @dataclass(frozen=True)
+class Join:
+    """A client on another host says on each lane whose it is: `session` is a secret of its own, the same on both. With
+    both lanes joined clawd answers `Connected`. What it may do is decided by the key it came with.
+    """
+
+    op = "join"
+    version: int = _checked(_number(0, 2**31))
+    role: str = _checked(_one_of(*ROLES))
+    session: str = _checked(_text(64, 16))
+    client: str = _checked(_text(64, 0), "")
+
+
+@dataclass(frozen=True)
 class Detach:
     """Stop reading; the stream itself goes on."""
 
@@ -356,11 +369,14 @@ class SocketRows:
 
 @dataclass(frozen=True)
 class Connected:
-    """clawd's answer to a relay connection that announced itself: attach (again) now."""
+    """clawd's answer to a relay connection that announced itself: attach (again) now. By tcp a lane that announced
+    itself gets `connection` 0: join now. `keepalive_ms`: say something on each lane at least so often; 0: no need.
+    """
 
     op = "connected"
     version: int = _checked(_number(0, 2**31))
     connection: int = _checked(_number(0, 2**32 - 1))
+    keepalive_ms: int = _checked(_number(0, 2**31), 0)
 
 
 @dataclass(frozen=True)
@@ -387,6 +403,7 @@ Message = (
     | Stop
     | Stopping
     | Attach
+    | Join
     | Detach
     | Cancel
     | Ping
@@ -406,6 +423,7 @@ M = TypeVar("M", bound=Message)
 CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities, SetLane, Shape, Rows)
+JOIN_REQUESTS: tuple[type[Message], ...] = (Join, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 
 

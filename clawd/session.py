@@ -16,7 +16,7 @@ from typing import Protocol
 from clawd import protocol
 from clawd.errors import ControlError, ProtocolError, VersionMismatch, hint_unreachable
 
-__all__ = ["Session", "Watcher", "other_version"]
+__all__ = ["AnySession", "Session", "Watcher", "other_version", "program"]
 
 _RETRY_MIN_S, _RETRY_MAX_S = 0.01, 0.5
 _RETRY_SHARE = 0.1  # of the time without clawd: how late its return may be noticed
@@ -28,7 +28,7 @@ def other_version(error: VersionMismatch) -> ControlError:
     return ControlError(f"clawd speaks version {error.theirs}, this client {error.ours}", "upgrade the older one")
 
 
-def _program() -> str:
+def program() -> str:
     """What `clawctl consumers` calls us."""
     path = sys.argv[0] if getattr(sys, "argv", None) else ""
     name = os.path.basename(os.path.dirname(path) if path.endswith("__main__.py") else path)
@@ -46,11 +46,28 @@ class Watcher(Protocol):
     def unregister(self, fd: socket.socket | int, /) -> None: ...
 
 
-class Session:
-    """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there; later losses are repaired."""
+class AnySession(Protocol):
+    """What a link needs of whoever knows whether clawd knows this client."""
 
-    def __init__(self, runtime_dir: str, role: str = "consumer") -> None:
-        self._hello = protocol.Hello(version=protocol.VERSION, role=role, client=_program())
+    name: str | None
+    refusal: str
+    retry_at: float | None
+
+    def retry(self) -> None: ...
+    def watch(self, watcher: Watcher) -> None: ...
+    def pump(self) -> bool: ...
+    def renew(self) -> None: ...
+    def close(self) -> None: ...
+    def disown(self) -> None: ...
+
+
+class Session:
+    """Connect to the clawd of `runtime_dir`. Raises ControlError when none is there, unless `is_patient`; later losses
+    are repaired.
+    """
+
+    def __init__(self, runtime_dir: str, role: str = "consumer", *, is_patient: bool = False) -> None:
+        self._hello = protocol.Hello(version=protocol.VERSION, role=role, client=program())
         self._path = os.path.join(runtime_dir, protocol.CONTROL_SOCKET)
         self._socket: socket.socket | None = None
         self._watchers: list[Watcher] = []
@@ -63,7 +80,9 @@ class Session:
         try:
             self._dial()
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EPIPE):  # clawd is there: its queue is full, or it has no room
+            if (
+                error.errno not in (errno.EAGAIN, errno.EPIPE) and not is_patient
+            ):  # clawd is there: its queue is full, or it has no room
                 what = error.strerror or str(error)
                 hint = hint_unreachable(error.errno, "is it running there?")
                 raise ControlError(f'cannot reach clawd at "{self._path}": {what}', hint) from error

@@ -92,6 +92,13 @@ TIME = Kind("TIME", units.parse_duration, units.format_duration)
 COUNT = Kind("N", units.parse_count, str)
 RATE = Kind("N", units.parse_count, str)
 PACE = Kind("off|smooth|steady", lambda text: units.parse_choice(text, PACES), str, "off, smooth or steady")
+ENDPOINTS = Kind(
+    "ENDPOINTS",
+    units.parse_endpoints,
+    units.format_endpoints,
+    "off, or HOST:PORT, several with spaces between",
+    is_long=True,
+)
 SWITCH = Kind("on|off", units.parse_switch, units.format_switch, "on or off")
 WORD = Kind("NAME", _parse_word, str, "small letters, digits and -")
 

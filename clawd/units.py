@@ -77,5 +77,26 @@ def format_duration(value_ns: int) -> str:
     return _format(value_ns, NANOSECONDS) if value_ns else "0"
 
 
+def parse_endpoints(text: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) pairs in `10.0.0.1:7400 [::1]:7400`, none for `off`. Raises ConfigError."""
+    if text.strip() == "off":
+        return ()
+    found = []
+    for part in text.split():
+        host, colon, port = part.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
+        if not (colon and host and 1 <= number <= 65_534) or (":" in host) != part.startswith("["):
+            raise ConfigError(f'"{part}" is not an endpoint', "write HOST:PORT, as in 127.0.0.1:7400, or off")
+        found.append((host, number))
+    if not found:
+        raise ConfigError(f'"{text}" is not an endpoint', "write HOST:PORT, as in 127.0.0.1:7400, or off")
+    return tuple(found)
+
+
+def format_endpoints(value: tuple[tuple[str, int], ...]) -> str:
+    return " ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in value) or "off"
+
+
 def format_switch(value: bool) -> str:
     return "on" if value else "off"

@@ -47,6 +47,9 @@ def test_without_flags_every_setting_has_its_default(monkeypatch: pytest.MonkeyP
         user_attachments=49152,
         prefetch_window=3,
         timeout=50 * 10**6,
+        tcp_listen=(),
+        keys_dir=Path("/etc/clawd/keys"),
+        loss_threshold=2,
         tcp_fastopen=True,
         keepalive=15 * 10**9,
     )

@@ -25,7 +25,7 @@ class Reader:
 def test_frames_that_meet_a_full_queue_are_sent_later_in_order(tmp_path: Path) -> None:
     with Rig({"stream_bytes": 1 << 19}) as rig, zmq.Context() as context, context.socket(zmq.DEALER) as client:
         relay = Relay(rig.core, {"session": Reader()}, 8, 8)
-        relay._socket.setsockopt(zmq.SNDHWM, 1)
+        relay._lane.socket.setsockopt(zmq.SNDHWM, 1)
         relay.listen(tmp_path / "relay.sock")
         for option, value in ((zmq.PROBE_ROUTER, 1), (zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVBUF, 4096)):
             client.setsockopt(option, value)
@@ -46,7 +46,7 @@ def test_frames_that_meet_a_full_queue_are_sent_later_in_order(tmp_path: Path) -
             relay.send_frames()
             relay.tick([])
             relay.receive()
-            stuck = any(each.pending for each in relay._by_number.values())
+            stuck = any(each.bulk.pending for each in relay._by_number.values())
             kept |= stuck
             if attached and not kept and written < count:
                 continue  # the client reads nothing until its queue was full once

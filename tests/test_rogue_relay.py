@@ -19,7 +19,8 @@ import zmq
 from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.producer import Producer
-from clawd.server.relay import FAULTS_MAX, PARTS_MAX
+from clawd.server.lanes import PARTS_MAX
+from clawd.server.relay import FAULTS_MAX
 from tests import wire
 from tests.daemon import SANITIZED, Daemon, until
 from tests.rogue.producer import dial

@@ -26,47 +26,28 @@ _EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 _EVENT = struct.Struct("=HI")
 
 
-class Door:
-    """Watches the connections of one ROUTER that listens at `path`."""
+class Monitor:
+    """What libzmq tells of one ROUTER's connections."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes], per_user: int, total: int):
-        """At most `per_user` connections of one user, `total` in all."""
-        self._path = ""
-        self._per_user = per_user
-        self._total = total
-        self._users: dict[int, int] = {}
-        self._counts: Counter[int] = Counter()
-        self._told: dict[int, int] = {}
-        self._refused: Counter[int] = Counter()
-        router.monitor("inproc://door", _EVENTS)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes], name: str):
+        router.monitor(f"inproc://{name}", _EVENTS)
         self._monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         # Its queue is short on purpose: libzmq's own 1,000 and this one. When it is full libzmq's thread waits, so that
         # a flood of connections is at most RELAY_AHEAD before us, and does not outrun us to EMFILE
         self._monitor.setsockopt(zmq.RCVHWM, 1)
         self._monitor.setsockopt(zmq.LINGER, 0)
-        self._monitor.connect("inproc://door")
+        self._monitor.connect(f"inproc://{name}")
         self.fd = int(self._monitor.getsockopt(zmq.FD))
         """Readable when there may be something to see."""
 
-    def listen(self, path: Path) -> None:
-        self._path = os.fspath(path)
-
-    def look(self) -> bool:
-        """See who came and went. True: there may be more, so look again before sleeping."""
-        for _ in range(LOOK_MAX):
-            try:
-                event, value = _EVENT.unpack(self._monitor.recv(zmq.DONTWAIT))
-                self._monitor.recv(zmq.DONTWAIT)  # its endpoint
-            except zmq.Again:
-                return False
-            self._leave(value)
-            if event == zmq.EVENT_ACCEPTED:
-                self._come(value)
-        return True
-
-    def shut(self, fd: int) -> None:
-        """Hang up on a connection of libzmq's, which then closes it."""
-        self._peer(fd, shut=True)
+    def next(self) -> tuple[int, int] | None:
+        """The next event and its descriptor, if there is one."""
+        try:
+            event, fd = _EVENT.unpack(self._monitor.recv(zmq.DONTWAIT))
+            self._monitor.recv(zmq.DONTWAIT)  # its endpoint
+        except zmq.Again:
+            return None
+        return event, fd
 
     def close(self) -> threading.Thread:
         """Call it before the ROUTER is closed: until the context's end somebody else must read, or libzmq's thread may
@@ -82,6 +63,40 @@ class Door:
                 self._monitor.recv()
         except zmq.ContextTerminated:
             self._monitor.close()
+
+
+class Door(Monitor):
+    """Watches the connections of one ROUTER that listens at `path`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], router: zmq.Socket[bytes], per_user: int, total: int):
+        """At most `per_user` connections of one user, `total` in all."""
+        super().__init__(context, router, "door")
+        self._path = ""
+        self._per_user = per_user
+        self._total = total
+        self._users: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
+        self._told: dict[int, int] = {}
+        self._refused: Counter[int] = Counter()
+
+    def listen(self, path: Path) -> None:
+        self._path = os.fspath(path)
+
+    def look(self) -> bool:
+        """See who came and went. True: there may be more, so look again before sleeping."""
+        for _ in range(LOOK_MAX):
+            found = self.next()
+            if found is None:
+                return False
+            event, value = found
+            self._leave(value)
+            if event == zmq.EVENT_ACCEPTED:
+                self._come(value)
+        return True
+
+    def shut(self, fd: int) -> None:
+        """Hang up on a connection of libzmq's, which then closes it."""
+        self._peer(fd, shut=True)
 
     def _come(self, fd: int) -> None:
         uid = self._peer(fd)

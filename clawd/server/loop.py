@@ -18,6 +18,7 @@ from clawd.core import Core, Limits, Pace, guard, lib, page_bytes, text
 from clawd.errors import HostError
 from clawd.page import stats_name
 from clawd.server import memory, recovery
+from clawd.server.far import Far
 from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
@@ -103,7 +104,7 @@ def shown(instance: str, limits: Limits) -> Iterator[Core]:
 
 def raise_descriptor_limit(config: Config) -> None:
     """As far as the host allows. One below what the settings may need is said: libzmq ends clawd when it is met."""
-    need = files_needed(config.max_producers, config.max_clients)
+    need = files_needed(config.max_producers, config.max_clients, len(config.tcp_listen))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < need:
         soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
@@ -115,7 +116,7 @@ def raise_descriptor_limit(config: Config) -> None:
 def relay_room(config: Config) -> tuple[int, int]:
     """Connections that the relay's socket may have, of one user and in all: less where descriptors are few."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    missing = max(0, files_needed(config.max_producers, config.max_clients) - limit)
+    missing = max(0, files_needed(config.max_producers, config.max_clients, len(config.tcp_listen)) - limit)
     total = max(FEWEST_CONNECTIONS, config.max_clients + RELAY_SLACK - missing)
     return min(config.user_clients + RELAY_SLACK, total), total
 
@@ -149,11 +150,17 @@ class Loop:
         core.pace(settings.config.pace, pace_of(settings.config))
         self._registry = Registry(core, settings.config, instance, epoch, adopted, self._answer)
         self._relay = Relay(core, self._registry.sessions, *relay_room(settings.config))
+        self._far: Far | None = None
 
     def run(self) -> None:
         """Serve until a signal says stop."""
         with self._signals():
             self._relay.listen(self._instance.relay_path)
+            if self._settings.config.tcp_listen:
+                self._far = Far(self._core, self._relay, self._settings.config)
+                self._relay.add_far(self._far, self._far.lanes)
+                for fd, ready in self._far.watches():
+                    self._registry.watch(fd, ready)
             self._registry.listen(self._instance.control_path)
             self._registry.watch(self._relay.fd, lambda: None)
             self._registry.watch(self._relay.door_fd, self._relay.wake)
@@ -259,6 +266,8 @@ class Loop:
         self._core.limit(stream_bytes=config.stream_bytes, keep_ns=config.keep)
         self._core.pace(config.pace, pace_of(config))
         self._registry.config = config
+        if self._far:
+            self._far.apply(config)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,32 +21,18 @@ from clawd import log, protocol
 from clawd.core import Core, Label, lib
 from clawd.errors import HostError, ProtocolError
 from clawd.server.door import Door
+from clawd.server.lanes import STRANGER_NS, Connection, Lane, Route
 
-SEND_HWM = lib.CLAW_WINDOW // lib.CLAW_FRAME_CHARGE * 4
-"""Messages ZeroMQ queues a connection: above what its window lets through, so that EAGAIN stays the exception."""
-MESSAGE_MAX = 16 + 65_535 * 16
-"""Bytes of a message from a client: the longest flow message."""
 RETRY_NS = 2_000_000
 """A frame that met EAGAIN is tried again after this long: a ROUTER's POLLOUT says nothing about one peer."""
 FAULTS_MAX = 100
 """Rules a client may break before it is dropped."""
 PENDING_MAX = 16_384
 """Answers kept for a client that does not read them, before it is dropped."""
-STRANGER_NS = 10_000_000_000
-"""How long a connection may stay without an attach that names its session, and without ZeroMQ's greeting."""
-RECEIVE_MAX = 256
-"""Messages taken a turn, and a message's frames dropped a turn."""
-PARTS_MAX = 8
-"""Frames of a message that are looked at: what has more is dropped as it comes, and its sender with it."""
 BACKLOG = 128
 
-# Plain ints: an enum's | and & cost more than a send
-_MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
-_LAST = int(zmq.DONTWAIT)
-_POLLIN = int(zmq.POLLIN)
-_EVENTS = int(zmq.EVENTS)
-
 _FRAMES = (lib.CLAW_FRAME_DATA, lib.CLAW_FRAME_PACKED)
+_EXPRESS = int(lib.CLAW_LANE_EXPRESS)
 _ATTACH_CODES = {
     -errno.ENOENT: ("unknown", "no such stream is open"),
     -errno.ESTALE: ("gone", "the stream ended and is not kept any more"),
@@ -55,7 +41,7 @@ _ATTACH_CODES = {
 }
 
 
-_ROLES = {
+ROLES = {
     "consumer": lib.CLAW_ROLE_CONSUMER,
     "observer": lib.CLAW_ROLE_OBSERVER,
     "admin": lib.CLAW_ROLE_ADMIN,
@@ -71,52 +57,44 @@ class Client(Protocol):
     label: str
 
 
-@dataclass(eq=False)
-class Connection:
-    """One client's connection, by the routing id ZeroMQ gave it."""
+class Far(Protocol):
+    """Clients that come by tcp: see far.py."""
 
-    routing_id: bytes
-    number: int
-    since_ns: int
-    session: str = ""
-    observes: bool = False
-    """Reads and leaves no trace: it may not cancel."""
-    faults: int = 0
-    """Rules it broke: the first is logged, FAULTS_MAX end it."""
-    pending: deque[bytes] = field(default_factory=deque)
-    """What met EAGAIN, in order. Frames are bounded by the window, replies by PENDING_MAX."""
+    keepalive_ns: int
+
+    def close(self) -> list[threading.Thread]: ...
+    def tick(self) -> None: ...
+    def timeout_ns(self, longest_ns: int) -> int: ...
+    def look(self) -> bool: ...
+    def shut(self, lane: Lane, fd: int) -> None: ...
+    def meet(self, lane: Lane, routing_id: bytes, origin: zmq.Frame) -> None: ...
+    def join(self, route: Route, request: protocol.Message) -> None: ...
+    def forget(self, route: Route) -> None: ...
+    def dropped(self, connection: Connection) -> None: ...
 
 
 class Relay:
-    """One ROUTER. `sessions` are those of live control connections."""
+    """The lanes and who is on them. `sessions` are those of live control connections."""
 
     def __init__(self, core: Core, sessions: Mapping[str, Client], per_user: int, total: int) -> None:
-        """At most `per_user` connections of one user, `total` in all."""
+        """At most `per_user` connections of one user, `total` in all, of local clients."""
         self._core = core
         self._sessions = sessions
-        self._context = zmq.Context(io_threads=1)
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, STRANGER_NS // 1_000_000)
-        self._door = Door(self._context, self._socket, per_user, total)
-        self._get_option = self._socket.getsockopt
-        # pyzmq's own, below its wrapper for options that are not used here
-        self._send_part = super(zmq.Socket, self._socket).send
-        self._by_routing_id: dict[bytes, Connection] = {}
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._lane = Lane(self.context, lib.CLAW_LANE_BULK)
+        self._lanes = [self._lane]
+        self._door = Door(self.context, self._lane.socket, per_user, total)
         self._by_number: dict[int, Connection] = {}
         self._by_session: dict[str, Connection] = {}
-        self._strangers: deque[Connection] = deque()
-        self._waiting: set[Connection] = set()
-        self._listener: socket.socket | None = None
+        self._strangers: deque[Route] = deque()
+        self._waiting: set[Route] = set()
         self._retry_ns = 0
         self.door_fd = self._door.fd
         """Likewise; tell `wake`."""
         self._is_unseen = self._door.look()
-        self._dropping = False  # within a message of too many frames
-        self.fd = int(self._socket.getsockopt(zmq.FD))
+        self.far: Far | None = None
+        """Clients of other hosts."""
+        self.fd = self._lane.fd
         """Readable when there may be something to receive: ask `receive`, which alone knows."""
 
     def listen(self, path: Path) -> None:
@@ -127,13 +105,17 @@ class Relay:
             listener.bind(os.fspath(path))
             path.chmod(0o660)
             listener.listen(BACKLOG)
-            self._socket.setsockopt(zmq.USE_FD, listener.fileno())
+            self._lane.socket.setsockopt(zmq.USE_FD, listener.fileno())
             self._door.listen(path)
-            self._socket.bind(f"ipc://{path}")
+            self._lane.socket.bind(f"ipc://{path}")
         except (OSError, zmq.ZMQError) as error:
             listener.close()
             raise HostError(f'cannot listen on "{path}": {error.strerror}') from error
         listener.detach()  # libzmq closes it
+
+    def add_far(self, far: Far, lanes: list[Lane]) -> None:
+        self.far = far
+        self._lanes += lanes
 
     @property
     def connection_count(self) -> int:
@@ -141,10 +123,12 @@ class Relay:
 
     def close(self) -> None:
         """Let what was sent go out, at most half a second."""
-        door = self._door.close()
-        self._socket.close()
-        self._context.term()
-        door.join()
+        threads = [self._door.close(), *(self.far.close() if self.far else ())]
+        for lane in self._lanes:
+            lane.socket.close()
+        self.context.term()
+        for thread in threads:
+            thread.join()
 
     # --- out ---
 
@@ -157,84 +141,95 @@ class Relay:
             if connection is None:
                 continue
             frame = out[offset : offset + length]
-            if connection.pending or not self._send(connection, frame):
-                self._keep(connection, bytes(frame))
-            else:
+            route = connection.bulk
+            went = False
+            if connection.express is not None and self._core.lanes(index) & _EXPRESS:
+                went = self._send_frame(connection.express, frame)
+            if self._send_frame(route, frame) or went:
                 sent.append((index, time.monotonic_ns()))
         # After all are out: the last client must not wait for the first one's figures
         for index, sent_ns in sent:
             self._core.sent_frame(index, sent_ns)
 
-    def _send(self, connection: Connection, message: bytes | memoryview) -> bool:
-        """False: its queue is full. A connection that is gone is dropped, and counts as sent to."""
-        try:
-            self._send_part(connection.routing_id, _MORE)
-            self._send_part(message, _LAST)
-        except zmq.Again:
+    def _send_frame(self, route: Route, frame: memoryview) -> bool:
+        if route.pending or not self._send(route, frame):
+            self._keep(route, bytes(frame))
             return False
+        return True
+
+    def _send(self, route: Route, message: bytes | memoryview) -> bool:
+        """False: its queue is full. A client that is gone is dropped, and counts as sent to."""
+        try:
+            return route.send(message)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._drop(connection)
+            self.lose(route)
         return True
 
-    def _keep(self, connection: Connection, message: bytes) -> None:
-        if connection.number not in self._by_number:
+    def _keep(self, route: Route, message: bytes) -> None:
+        connection = route.connection
+        if connection is None or connection.number not in self._by_number:
             return
-        if not connection.pending:
+        if not route.pending:
             self._core.block(connection.number, True)
-        connection.pending.append(message)
-        self._waiting.add(connection)
+        route.pending.append(message)
+        self._waiting.add(route)
         self._retry_ns = self._retry_ns or time.monotonic_ns() + RETRY_NS
 
-    def _reply(self, connection: Connection, message: protocol.Message) -> None:
+    def reply(self, route: Route, message: protocol.Message) -> None:
         packet = protocol.encode(message)
-        if not connection.pending and self._send(connection, packet):
+        if not route.pending and self._send(route, packet):
             return
-        if len(connection.pending) < PENDING_MAX:
-            self._keep(connection, packet)
-        else:
-            log.warning("client does not read its answers, dropped", connection=connection.number)
-            self._drop(connection)
+        if len(route.pending) < PENDING_MAX:
+            self._keep(route, packet)
+        elif route.connection:
+            log.warning("client does not read its answers, dropped", connection=route.connection.number)
+            self.drop(route.connection)
 
-    def _flush(self, connection: Connection) -> None:
-        while connection.pending:
-            message = connection.pending[0]
-            if not self._send(connection, message) or not connection.pending:  # full, or gone and dropped
+    def _flush(self, route: Route) -> None:
+        while route.pending:
+            message = route.pending[0]
+            if not self._send(route, message) or not route.pending:  # full, or gone and dropped
                 return
-            connection.pending.popleft()
-            if message[0] in _FRAMES:
+            route.pending.popleft()
+            if message[0] in _FRAMES and route.lane.kind != _EXPRESS:
                 self._core.sent(message, time.monotonic_ns())
-        self._waiting.discard(connection)
-        if connection.number in self._by_number:
-            self._core.block(connection.number, False)
+        self._waiting.discard(route)
+        connection = route.connection
+        if connection and connection.number in self._by_number:
+            self._core.block(connection.number, any(each.pending for each in connection.routes()))
 
     def tick(self, ended_sessions: list[str]) -> None:
         """What time or other sockets made due: lost sessions, retries, attaches that waited in vain, strangers."""
         while ended_sessions:
             connection = self._by_session.get(ended_sessions.pop())
             if connection:
-                self._drop(connection)
+                self.drop(connection)
         for number, id in self._core.unmet():
             connection = self._by_number.get(number)
             if connection:
                 text = "the stream did not open in time"
-                self._reply(connection, protocol.Failure(code="unknown", text=text, id=id))
+                self.reply(connection.bulk, protocol.Failure(code="unknown", text=text, id=id))
+        if self.far:
+            self.far.tick()
         if not self._waiting and not self._strangers:
             self._retry_ns = 0
             return
         now_ns = time.monotonic_ns()
         if self._retry_ns and now_ns >= self._retry_ns:
-            for connection in list(self._waiting):
-                self._flush(connection)
+            for route in list(self._waiting):
+                self._flush(route)
             self._retry_ns = now_ns + RETRY_NS if self._waiting else 0
         while self._strangers and now_ns - self._strangers[0].since_ns >= STRANGER_NS:
-            connection = self._strangers.popleft()
-            if not connection.session:
-                self._drop(connection)
+            route = self._strangers.popleft()
+            if route.connection and not route.connection.session:
+                self.drop(route.connection)
 
     def timeout_ns(self, longest_ns: int) -> int:
         """How long the loop may sleep as far as the relay is concerned."""
+        if self.far:
+            longest_ns = self.far.timeout_ns(longest_ns)
         if not self._retry_ns and not self._strangers:
             return longest_ns
         due = [ns for ns in (self._retry_ns, self._strangers and self._strangers[0].since_ns + STRANGER_NS) if ns]
@@ -245,25 +240,13 @@ class Relay:
     # --- in ---
 
     def receive(self) -> bool:
-        """Take what clients sent, at most RECEIVE_MAX messages. True: there was some, so ask again before sleeping."""
+        """Take what clients sent. True: there was some, so ask again before sleeping."""
         more = self._is_unseen and self._look()
-        if self._dropping and not self._drop_parts():
-            return True
-        for count in range(RECEIVE_MAX):
-            if not int(self._get_option(_EVENTS)) & _POLLIN:
-                return more or count > 0
-            try:
-                routing_id = self._socket.recv(_LAST)
-            except zmq.Again:
-                return more or count > 0
-            body: list[bytes] = []
-            while self._get_option(zmq.RCVMORE):
-                if len(body) == PARTS_MAX:
-                    self._take_bomb(routing_id)
-                    return True
-                body.append(self._socket.recv(_LAST))
-            self._take(routing_id, body)
-        return True
+        if self.far:
+            more |= self.far.look()
+        for lane in self._lanes:
+            more |= lane.receive(self._take, self._take_bomb)
+        return more
 
     def wake(self) -> None:
         """`door_fd` is readable."""
@@ -274,56 +257,62 @@ class Relay:
         self._is_unseen = self._door.look()
         return self._is_unseen
 
-    def _take_bomb(self, routing_id: bytes) -> None:
-        """More frames than any message of ours has. libzmq has them all in memory: the sender goes."""
-        connection = self._by_routing_id.get(routing_id)
-        frame = self._socket.recv(_LAST, copy=False)
-        fd = frame.get(zmq.SRCFD)
-        self._door.shut(int(fd))
-        self._dropping = True
-        if connection:
-            log.warning("client sent a message of too many frames, dropped", connection=connection.number)
-            self._drop(connection)
+    def _take_bomb(self, lane: Lane, routing_id: bytes, fd: int) -> None:
+        route = lane.routes.get(routing_id)
+        if self.far and lane.is_far:
+            self.far.shut(lane, fd)
+        else:
+            self._door.shut(fd)
+        if route:
+            number = route.connection.number if route.connection else 0
+            log.warning("client sent a message of too many frames, dropped", connection=number)
+            self.lose(route)
 
-    def _drop_parts(self) -> bool:
-        """True: the rest of that message is gone."""
-        for _ in range(RECEIVE_MAX):
-            if not self._get_option(zmq.RCVMORE):
-                self._dropping = False
-                return True
-            self._socket.recv(_LAST)
-        return False
-
-    def _take(self, routing_id: bytes, body: list[bytes]) -> None:
-        connection = self._by_routing_id.get(routing_id)
-        if connection is None:
+    def _take(self, lane: Lane, routing_id: bytes, body: list[bytes], origin: zmq.Frame | None) -> None:
+        route = lane.routes.get(routing_id)
+        if route is None:
             # New, or one that was dropped and does not know: either way it is told to attach (again)
-            connection = self._connect(routing_id)
-            if connection is None:
-                return
-        elif len(body) == 1 and body[0]:
+            if self.far and origin is not None:
+                self.far.meet(lane, routing_id, origin)
+            elif not lane.is_far:
+                self._connect(routing_id)
+            return
+        if lane.is_far:
+            route.heard_ns = time.monotonic_ns()
+        if len(body) == 1 and body[0]:
             try:
-                self._take_message(connection, body[0])
+                self._take_message(route, body[0])
             except ProtocolError as error:
-                self._reply(connection, protocol.Failure(code="bad_request", text=str(error)))
-                self._blame(connection, error)
+                self.reply(route, protocol.Failure(code="bad_request", text=str(error)))
+                self._blame(route, error)
         elif len(body) != 1:
-            self._blame(connection, ProtocolError(f"{len(body)} frames in a message"))
+            self._blame(route, ProtocolError(f"{len(body)} frames in a message"))
 
-    def _blame(self, connection: Connection, error: ProtocolError) -> None:
+    def _blame(self, route: Route, error: ProtocolError) -> None:
+        connection = route.connection
+        if connection is None:  # a stranger by tcp: it has shown nothing that would speak for it
+            log.warning("client broke a rule, dropped", error=error)
+            self.lose(route)
+            return
         connection.faults += 1
         if connection.faults == 1:
             log.warning("client broke a rule", connection=connection.number, error=error)
         elif connection.faults == FAULTS_MAX:
             log.warning("client broke rules again and again, dropped", connection=connection.number, error=error)
-            self._drop(connection)
+            self.drop(connection)
 
-    def _take_message(self, connection: Connection, message: bytes) -> None:
+    def _take_message(self, route: Route, message: bytes) -> None:
+        connection = route.connection
+        if connection is None:
+            if self.far and message[0] != lib.CLAW_FRAME_FLOW:  # flow: of a connection that was dropped
+                self.far.join(route, protocol.decode(message, protocol.JOIN_REQUESTS))
+            return
         if message[0] == lib.CLAW_FRAME_FLOW:
-            if not self._core.flow(connection.number, message):
+            flow = self._core.flow if route is connection.bulk else self._core.express_flow
+            if not flow(connection.number, message):
                 raise ProtocolError("flow message breaks a rule")
-            if connection.pending:
-                self._flush(connection)
+            if route.pending:
+                self._flush(route)
             return
         request: Any = protocol.decode(message, protocol.RELAY_REQUESTS)
         if isinstance(request, protocol.Attach):
@@ -335,42 +324,58 @@ class Relay:
                 self._core.cancel(connection.number, request.id)
         elif isinstance(request, protocol.Detach):
             self._core.detach(connection.number, request.id)
-        else:
-            self._reply(connection, protocol.Pong())
+        elif isinstance(request, protocol.Ping):
+            self.reply(route, protocol.Pong())
 
     def _deny_cancel(self, connection: Connection, id: int) -> None:
-        self._reply(connection, protocol.Failure(code="denied", text="an observer may not cancel", id=id))
+        self.reply(connection.bulk, protocol.Failure(code="denied", text="an observer may not cancel", id=id))
 
-    def _connect(self, routing_id: bytes) -> Connection | None:
+    def _connect(self, routing_id: bytes) -> None:
+        route = Route(self._lane, routing_id, time.monotonic_ns())
+        connection = self.open(route)
+        if connection:
+            self._strangers.append(route)
+
+    def open(self, route: Route, express: Route | None = None) -> Connection | None:
+        """Give a client a connection, and tell it to attach. None: there is no room, which it is told."""
         number = self._core.connect()
         if not number:
             log.warning("client refused", limit="max_clients")
             refusal = protocol.Failure(code="limit", text="max_clients are connected; try again later")
-            self._send(Connection(routing_id, 0, 0), protocol.encode(refusal))
+            self._send(route, protocol.encode(refusal))
             return None
-        connection = Connection(routing_id, number, time.monotonic_ns())
-        self._by_routing_id[routing_id] = connection
+        connection = Connection(number, route.since_ns, route, express)
+        keepalive_ms = 0
+        if express is not None and self.far:
+            self._core.open_lanes(number)
+            keepalive_ms = self.far.keepalive_ns // 1_000_000
+        for each in connection.routes():
+            each.connection = connection
+            each.lane.routes[each.routing_id] = each
         self._by_number[number] = connection
-        self._strangers.append(connection)
-        self._reply(connection, protocol.Connected(protocol.VERSION, number))
+        self.reply(route, protocol.Connected(protocol.VERSION, number, keepalive_ms))
         return connection
 
+    def name(self, connection: Connection, session: str, label: Label) -> None:
+        """Whose it is. One that has this session already goes: its client came again."""
+        earlier = self._by_session.get(session)
+        if earlier:
+            self.drop(earlier)
+        connection.session = session
+        connection.observes = label.role == lib.CLAW_ROLE_OBSERVER
+        self._core.label_connection(connection.number, label)
+        self._by_session[session] = connection
+
     def _attach(self, connection: Connection, request: protocol.Attach) -> None:
-        if request.session not in self._sessions or connection.session not in ("", request.session):
+        is_known = connection.express is not None or request.session in self._sessions
+        if not is_known or connection.session not in ("", request.session):
             # Around a restart an honest client's may be an earlier clawd's: it says hello again
             text = "this session is not known here; say hello on the control socket"
-            self._reply(connection, protocol.Failure(code="session", text=text, id=request.id))
+            self.reply(connection.bulk, protocol.Failure(code="session", text=text, id=request.id))
             return
         if not connection.session:
-            earlier = self._by_session.get(request.session)
-            if earlier:
-                self._drop(earlier)
-            connection.session = request.session
             client = self._sessions[request.session]
-            connection.observes = client.role == "observer"
-            label = Label(client.label, client.pid, client.uid, _ROLES[client.role])
-            self._core.label_connection(connection.number, label)
-            self._by_session[request.session] = connection
+            self.name(connection, request.session, Label(client.label, client.pid, client.uid, ROLES[client.role]))
         cancels_later = request.on_gone == "cancel"
         if connection.observes and (request.cancel or cancels_later):
             self._deny_cancel(connection, request.id)
@@ -391,15 +396,28 @@ class Relay:
         )
         if result < 0:
             code, text = _ATTACH_CODES.get(result, ("bad_request", os.strerror(-result)))
-            self._reply(connection, protocol.Failure(code=code, text=text, id=request.id))
+            self.reply(connection.bulk, protocol.Failure(code=code, text=text, id=request.id))
 
-    def _drop(self, connection: Connection) -> None:
+    def lose(self, route: Route) -> None:
+        """This way to a client is gone."""
+        if route.connection:
+            self.drop(route.connection)
+        route.lane.routes.pop(route.routing_id, None)
+        if self.far and route.lane.is_far:
+            self.far.forget(route)
+
+    def drop(self, connection: Connection) -> None:
         """Forget a connection. If it lives after all, its next message is answered as a newcomer's."""
         if self._by_number.pop(connection.number, None) is None:
             return
-        del self._by_routing_id[connection.routing_id]
         if self._by_session.get(connection.session) is connection:
             del self._by_session[connection.session]
-        self._waiting.discard(connection)
-        connection.pending.clear()
+        for route in connection.routes():
+            self._waiting.discard(route)
+            route.pending.clear()
+            route.connection = None
+            if not route.lane.is_far:
+                route.lane.routes.pop(route.routing_id, None)
         self._core.disconnect(connection.number)
+        if self.far and connection.express is not None:
+            self.far.dropped(connection)
