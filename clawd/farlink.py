@@ -30,12 +30,14 @@ HELD_MAX = 256
 """Segments of express frames that wait for what comes before them; beyond, bulk brings them in its time."""
 _HEARTBEAT_MS = 5_000  # a clawd or a way to it that is dead is noticed after two of them, and dialled again
 _DIAL_MS = 5_000
+_REDIAL_S = 1.0  # after a refusal: the key may be known by then
 _HEAD = struct.Struct("<BBHIIBBH")  # struct claw_frame_header
 _CONNECTION_AT = 4
 _NUMBER_AT = 14
 _EVENT = struct.Struct("=HI")
 _FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-_FAILURES = _FAILED | int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+_BROKEN_OFF = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_FAILURES = _FAILED | _BROKEN_OFF | int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 if (
     _HEAD.size != ffi.sizeof("struct claw_frame_header")
@@ -121,12 +123,13 @@ class FarLink(Link):
         self._bulk_number = 0
         self._express_acked = self._express_acked_sent = 0
         self._on_express = False
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._monitors: list[tuple[zmq.Socket[bytes], zmq.Socket[bytes], str]] = []
+        """What tells of a lane's handshakes, the lane, and its endpoint."""
+        self._refused_lanes: dict[zmq.Socket[bytes], str] = {}
         bulk, express = door.ports()
         self._open(lambda: self._dial(door, bulk))
         try:
             self._express = self._dial(door, express)
-            self._monitor = self._relay.get_monitor_socket(_FAILURES)
         except BaseException:
             self.close()
             raise
@@ -150,6 +153,10 @@ class FarLink(Link):
             lane.setsockopt(option, value)
         try:
             door.lock(lane)
+            lane.monitor(f"inproc://{endpoint}", _FAILURES)  # before the first handshake
+            monitor = self._context.socket(zmq.PAIR)
+            self._monitors.append((monitor, lane, endpoint))
+            monitor.connect(f"inproc://{endpoint}")
             lane.connect(endpoint)
         except zmq.ZMQError as error:
             lane.close()
@@ -162,8 +169,7 @@ class FarLink(Link):
     # ---- descriptors
 
     def _others(self) -> list[int]:
-        sockets = (self._express, self._monitor)
-        return [int(each.getsockopt(zmq.FD)) for each in sockets if each is not None]
+        return [int(each.getsockopt(zmq.FD)) for each in (self._express, *(row[0] for row in self._monitors))]
 
     def watch(self, watcher: Watcher) -> None:
         super().watch(watcher)
@@ -212,17 +218,24 @@ class FarLink(Link):
 
     def _pump_control(self, *, connected: bool = False) -> None:
         super()._pump_control(connected=connected)
-        while self._monitor is not None and not self._is_closed():
-            try:
-                event, _ = _EVENT.unpack(self._monitor.recv(NOBLOCK))
-                self._monitor.recv(NOBLOCK)
-            except zmq.Again:
-                return
-            if event == _FAILED:
-                self._far.refusal = "it does not know this key"
-                self._fail_all(AttachError(f"clawd at {self.place} does not know this key (denied)", "denied"))
-            else:
-                self._far.refusal = "the handshake failed: is server_key the key of that clawd, and needs it one?"
+        for monitor, lane, endpoint in self._monitors:
+            while not self._is_closed():
+                try:
+                    event, _ = _EVENT.unpack(monitor.recv(NOBLOCK))
+                    monitor.recv(NOBLOCK)
+                except zmq.Again:
+                    break
+                self._fail_handshake(event, lane, endpoint)
+
+    def _fail_handshake(self, event: int, lane: zmq.Socket[bytes], endpoint: str) -> None:
+        if event != _BROKEN_OFF:  # libzmq does not dial again after the others
+            self._refused_lanes[lane] = endpoint
+            self._far.retry_at = time.monotonic() + _REDIAL_S
+        if event != _FAILED:
+            self._far.refusal = "the handshake failed: is server_key the key of that clawd, and needs it one?"
+            return
+        self._far.refusal = "it does not know this key"
+        self._fail_all(AttachError(f"clawd at {self.place} does not know this key (denied)", "denied"))
 
     def _take(self, frame: bytes) -> None:
         if len(frame) >= _HEAD.size:
@@ -310,6 +323,10 @@ class FarLink(Link):
             return
 
     def _ping(self) -> None:
+        while self._refused_lanes:
+            lane, endpoint = self._refused_lanes.popitem()
+            lane.disconnect(endpoint)
+            lane.connect(endpoint)
         ping = protocol.encode(protocol.Ping())
         self._send_on(self._relay, ping)
         self._send_on(self._express, ping)

@@ -119,7 +119,8 @@ def make_server(directory: Path) -> Pair:
     """clawd's own pair, made when there is none."""
     path = directory / SERVER_FILE
     try:
-        (directory / ALLOW_DIR).mkdir(mode=0o750, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        (directory / ALLOW_DIR).mkdir(mode=0o750, exist_ok=True)
         if os.geteuid() == 0:
             owner = directory.stat()
             os.chown(directory / ALLOW_DIR, owner.st_uid, owner.st_gid)

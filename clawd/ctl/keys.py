@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`clawctl keys`: keys of the gateway, and the tokens that are signed with them."""
+"""`clawctl keys`: keys of the gateway and tokens that are signed with them; relay_keys.py has the keys of the relay."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ import time
 from pathlib import Path
 
 from clawd import protocol, units
-from clawd.ctl import render
+from clawd.ctl import relay_keys, render
 from clawd.errors import ConfigError
 from clawd.gateway import access
 
-HELP = "make the gateway's keys, and tokens for its readers"
-EXAMPLE = "clawctl keys gateway token chatcmpl-1 --key-file gateway.key"
+HELP = "keys of clients by tcp, of the gateway, and tokens for its readers"
+EXAMPLE = "clawctl keys relay new gateway-1"
 ABOUT = (
     "gateway make FILE: a new key for the gateway's key_file; never replaces a file. gateway token STREAM: a token that"
     " lets its bearer read and cancel this stream, --read-only to read it; with --metrics and no STREAM, to read"
     " /metrics. It is signed with the first key of --key-file and goes into the header Authorization: Bearer TOKEN, or"
-    " into ?token= where a browser sets no headers. Needs no clawd. Who can read the key file can make any token."
+    " into ?token= where a browser sets no headers. Who can read the key file can make any token. " + relay_keys.ABOUT
 )
-WORDS = ("gateway", "make", "token")
+WORDS = ("gateway", "make", "token", "relay", *relay_keys.ACTIONS)
 VALID_MAX_NS = 366 * 24 * 3600 * 10**9
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("of", metavar="gateway", help="whose keys")
-    parser.add_argument("action", metavar="ACTION", help="make or token")
-    parser.add_argument("operand", nargs="?", metavar="FILE|STREAM", help="of make and token")
+    parser.add_argument("of", metavar="gateway|relay", help="whose keys")
+    parser.add_argument("action", metavar="ACTION", help=f"make, token; of relay {', '.join(relay_keys.ACTIONS)}")
+    parser.add_argument("operands", nargs="*", metavar="FILE|STREAM|NAME", help="of make, of token, of relay's")
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="the keys to sign with")
     parser.add_argument("--valid", default="1h", metavar="TIME", help="how long a token holds (default 1h)")
     parser.add_argument("--read-only", action="store_true", help="a token that cannot cancel")
     parser.add_argument("--metrics", action="store_true", help="a token for /metrics")
+    relay_keys.arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.of == "relay":
+        return relay_keys.run(options)
     if options.of != "gateway":
-        return _usage(f'no keys of "{render.cell(options.of)}"; there is gateway')
+        return _usage(f'no keys of "{render.cell(options.of)}"; there is gateway and relay')
+    if len(options.operands) > 1:
+        return _usage(f"keys gateway {render.cell(options.action)} takes one word after it")
+    options.operand = options.operands[0] if options.operands else None
     if options.action == "make":
         return _make(options)
     if options.action == "token":
