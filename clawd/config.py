@@ -18,6 +18,7 @@ from clawd.setting import (
     ENDPOINTS,
     FILE,
     LISTEN,
+    NAMES,
     ORIGINS,
     PACE,
     PACES,
@@ -251,6 +252,38 @@ class Config:
         " gateway says something as often, so that no proxy takes a silent stream for a dead one.",
         low="1s",
         high="1h",
+        reload=True,
+    )
+    producers: tuple[str, ...] = _row(
+        "access",
+        NAMES,
+        "any",
+        "who may attach as a producer",
+        "Of those who come as far as clawd's sockets, which are for its group. Root and clawd's own user always may.",
+        reload=True,
+    )
+    consumers: tuple[str, ...] = _row(
+        "access",
+        NAMES,
+        "any",
+        "who may read streams and cancel them",
+        "On this host; by tcp it is decided by keys. Root and clawd's own user always may.",
+        reload=True,
+    )
+    observers: tuple[str, ...] = _row(
+        "access",
+        NAMES,
+        "any",
+        "who may read streams and do nothing else",
+        "Who may be a consumer may be an observer, too.",
+        reload=True,
+    )
+    admins: tuple[str, ...] = _row(
+        "access",
+        NAMES,
+        "none",
+        "who may cancel, pace, reload and stop",
+        "Besides root and clawd's own user.",
         reload=True,
     )
     tune: bool = _row(

@@ -99,6 +99,7 @@ ENDPOINTS = Kind(
     "off, or HOST:PORT, several with spaces between",
     is_long=True,
 )
+NAMES = Kind("WHO", units.parse_names, units.format_names, "any, none, or users and @groups", is_long=True)
 SWITCH = Kind("on|off", units.parse_switch, units.format_switch, "on or off")
 WORD = Kind("NAME", _parse_word, str, "small letters, digits and -")
 

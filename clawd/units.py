@@ -77,6 +77,25 @@ def format_duration(value_ns: int) -> str:
     return _format(value_ns, NANOSECONDS) if value_ns else "0"
 
 
+_NAME = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?", re.ASCII)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Users and `@groups`, by name or number, with spaces between; or `any`, or `none`. Raises ConfigError."""
+    names = text.split()
+    hint = "write users and @groups with spaces between, or any, or none"
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f'"{name}" is no user and no @group', hint)
+    if not names or (len(names) > 1 and {"any", "none"} & set(names)):
+        raise ConfigError(f'"{text}" is no list of users', hint)
+    return () if names == ["none"] else tuple(names)
+
+
+def format_names(value: tuple[str, ...]) -> str:
+    return " ".join(value) or "none"
+
+
 def parse_endpoints(text: str) -> tuple[tuple[str, int], ...]:
     """(host, port) pairs in `10.0.0.1:7400 [::1]:7400`, none for `off`. Raises ConfigError."""
     if text.strip() == "off":

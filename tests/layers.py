@@ -27,7 +27,7 @@ ROWS = (
     ("clawd.kernel.tuning",),
     ("clawd.kernel.boot",),
     ("clawd.server.memory", "clawd.server.instance"),
-    ("clawd.server.tcp", "clawd.server.lanes", "clawd.server.network"),
+    ("clawd.server.tcp", "clawd.server.lanes", "clawd.server.network", "clawd.server.access"),
     ("clawd.server.ring", "clawd.server.door", "clawd.server.shaping"),
     ("clawd.server.tcpdoor", "clawd.server.zap", "clawd.server.relay"),
     ("clawd.server.far",),

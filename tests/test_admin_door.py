@@ -93,7 +93,7 @@ def look(where: Path) -> str:
 OPERATIONS: dict[str, tuple[Callable[[Path], str], str, str]] = {
     "attach a producer": (produce, "ok", "ok"),
     "attach a consumer": (read(Consumer), "ok", "ok"),
-    "attach as admin": (read(Admin), "ok", "ok"),
+    "attach as admin": (read(Admin), "ok", "denied"),
     "tail as an observer": (read(Observer), "ok", "ok"),
     "cancel what one reads": (cancel(Consumer, "mine"), "cancelled", "cancelled"),
     "cancel as an observer": (cancel(Observer, "live"), "denied", "denied"),

@@ -52,6 +52,10 @@ def test_without_flags_every_setting_has_its_default(monkeypatch: pytest.MonkeyP
         loss_threshold=2,
         tcp_fastopen=True,
         keepalive=15 * 10**9,
+        producers=("any",),
+        consumers=("any",),
+        observers=("any",),
+        admins=(),
     )
 
 
@@ -71,7 +75,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_every_field_is_one_row_with_help_and_a_flag() -> None:
     assert [row.key for row in SETTINGS] == [column.name for column in fields(Config)]
     assert [row.key for row in SETTINGS if not row.help or row.flag != f"--{row.key.replace('_', '-')}"] == []
-    assert {row.section for row in SETTINGS} == {"daemon", "stream", "pace", "network", "kernel", "gateway"}
+    assert {row.section for row in SETTINGS} == {"daemon", "stream", "pace", "network", "access", "kernel", "gateway"}
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.key)

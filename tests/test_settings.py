@@ -122,6 +122,10 @@ def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(se
         "loss_threshold": "2",
         "tcp_fastopen": "on",
         "keepalive": "15s",
+        "producers": "any",
+        "consumers": "any",
+        "observers": "any",
+        "admins": "none",
         "tune": "off",
         "profile": "low-latency",
     }

@@ -154,7 +154,7 @@ def test_somebody_else_may_not_stop_it(daemon: Daemon) -> None:
             [sys.executable, "-c", program, str(daemon.runtime_dir), drain_ms],
             capture_output=True, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
-        assert "only root and clawd's own user may stop clawd (denied)" in run.stderr
+        assert "only root, clawd's own user and admins may stop clawd (denied)" in run.stderr
     assert daemon.process.poll() is None
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from clawd import log, protocol
 from clawd.config import Config
 from clawd.core import Core, Label, lib
 from clawd.errors import ClawdError, HostError, ProtocolError
+from clawd.server.access import Who, allows, peer_of
 from clawd.server.instance import Instance
 from clawd.server.recovery import Adopted
 from clawd.server.ring import Owner, ProducerHello, Ring, answer, is_hello, make_ring, read_hello, refuse
@@ -47,8 +47,7 @@ class Peer:
     """One connection on the control socket. Who it is comes from the kernel; what it says of itself is a label."""
 
     socket: socket.socket
-    pid: int
-    uid: int
+    who: Who
     role: str = ""
     label: str = ""
     session: str = ""
@@ -56,6 +55,14 @@ class Peer:
     pidfd: int = -1
     is_refused: bool = False
     tags: list[int] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.who.pid
+
+    @property
+    def uid(self) -> int:
+        return self.who.uid
 
 
 class Registry:
@@ -145,10 +152,10 @@ class Registry:
                 log.warning("connection not accepted", error=error.strerror)
                 return
             connection.setblocking(False)
-            pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            peer = Peer(connection, pid, uid)
+            peer = Peer(connection, peer_of(connection))
+            uid = peer.uid
             spare = self._spare(uid)
-            if spare <= -REFUSED_MAX * (2 if is_admin(peer) else 1):
+            if spare <= -REFUSED_MAX * (2 if self._is_admin(peer) else 1):
                 connection.close()
                 continue
             peer.is_refused = spare <= 0
@@ -191,7 +198,7 @@ class Registry:
         self._gone(peer)
 
     def _take(self, peer: Peer, packet: bytes) -> None:
-        if peer.is_refused and (is_hello(packet) or not is_admin(peer)):
+        if peer.is_refused and (is_hello(packet) or not self._is_admin(peer)):
             self._refuse(peer, packet)
             return
         if is_hello(packet):
@@ -214,6 +221,12 @@ class Registry:
         if peer.is_refused:
             self._refuse(peer, packet)
             return
+        if not self._may(peer, message.role):
+            log.warning("client denied", role=message.role, pid=peer.pid, uid=peer.uid)
+            text = f"this user may not be a client as {message.role}: see [access] in clawd.conf"
+            self._send(peer, protocol.Failure(code="denied", text=text))
+            self._gone(peer)
+            return
         reached = self._clients_reached(peer.uid)
         if reached:
             self._send(peer, protocol.Failure(code="limit", text=f"{reached}; try again later"))
@@ -225,6 +238,16 @@ class Registry:
         self._core.count_clients(len(self.sessions))
         log.event("client connected", role=peer.role, client=peer.label, pid=peer.pid, uid=peer.uid)
         self._send(peer, protocol.Welcome(protocol.VERSION, peer.session, self._instance.id))
+
+    def _is_admin(self, peer: Peer) -> bool:
+        return allows(self.config.admins, peer.who)
+
+    def _may(self, peer: Peer, role: str) -> bool:
+        """Whether it may be a client as this."""
+        if role == "admin":
+            return self._is_admin(peer)
+        lists = (self.config.consumers,) if role == "consumer" else (self.config.consumers, self.config.observers)
+        return any(allows(names, peer.who) for names in lists)
 
     def _clients_reached(self, uid: int) -> str:
         """Which limit one more client would break, in words; empty = none."""
@@ -240,18 +263,19 @@ class Registry:
 
     def _answer(self, peer: Peer, request: protocol.Message) -> None:
         what = ADMINS_ONLY.get(type(request))
-        if what and not is_admin(peer):
+        if what and not self._is_admin(peer):
             log.warning(f"{request.op} denied", pid=peer.pid, uid=peer.uid)
-            self._send(peer, protocol.Failure(code="denied", text=f"only root and clawd's own user may {what}"))
+            self._send(peer, protocol.Failure(code="denied", text=f"only root, clawd's own user and admins may {what}"))
             return
         if isinstance(request, protocol.Stop):
             log.event("told to stop", pid=peer.pid, uid=peer.uid, drain_ms=request.drain_ms)
         self._send(peer, self._reply(request))
 
     def _cancel_stream(self, peer: Peer, request: protocol.CancelStream) -> None:
-        """The admin's door: root's and clawd's own user's, whoever reads the stream."""
-        if not is_admin(peer):
-            refusal = protocol.Failure(code="denied", text="only root and clawd's own user may cancel a stream")
+        """The admins' door, whoever reads the stream."""
+        if not self._is_admin(peer):
+            text = "only root, clawd's own user and admins may cancel a stream"
+            refusal = protocol.Failure(code="denied", text=text)
             self._send(peer, refusal)
             return
         result = self._core.cancel_stream(request.stream.encode())
@@ -277,6 +301,8 @@ class Registry:
         try:
             hello = read_hello(packet)
             peer.label = hello.name
+            if not allows(self.config.producers, peer.who):
+                raise refuse("denied", "this user may not be a producer: see [access] in clawd.conf")
             peer.pidfd = peer_pidfd(peer.socket, peer.pid)
             ring = self._find_ring(peer, hello) if hello.ring_id else self._make_ring(peer, hello)
         except ClawdError as error:
@@ -375,11 +401,6 @@ class Registry:
         if peer.pidfd >= 0:
             os.close(peer.pidfd)
             peer.pidfd = -1
-
-
-def is_admin(peer: Peer) -> bool:
-    """Root and clawd's own user may do everything."""
-    return peer.uid in (0, os.geteuid())
 
 
 def peer_pidfd(connection: socket.socket, pid: int) -> int:

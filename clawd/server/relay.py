@@ -51,10 +51,14 @@ ROLES = {
 class Client(Protocol):
     """What the relay must know of the client behind a session."""
 
-    pid: int
-    uid: int
-    role: str
-    label: str
+    @property
+    def pid(self) -> int: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def label(self) -> str: ...
 
 
 class Far(Protocol):
