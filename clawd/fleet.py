@@ -153,6 +153,8 @@ class Fleet:
 
     def pump(self, *, control: bool = True, relay: bool = False, until: Inbox | None = None, burst: int = 32) -> bool:
         arrived = False
+        if control or relay:  # whose descriptor it was is not known
+            self.is_idle = False
         for link in self._links:
             arrived |= link.pump(control=control or relay, burst=burst)
         self._sort()
