@@ -28,7 +28,7 @@ class Nodes:
         self.places: list[str] = []
         for number in range(3):
             port = ports.pair()
-            flags = ("--listen", f"127.0.0.1:{port}", "--keys-dir", str(directory / "none")) if number < 2 else ()
+            flags = ("--tcp-listen", f"127.0.0.1:{port}", "--keys-dir", str(directory / "none")) if number < 2 else ()
             daemon = Daemon(directory / f"run{number}", "--spool-bytes", "4M", *flags)
             self.daemons.append(stack.enter_context(daemon))
             self.places.append(f"tcp://127.0.0.1:{port}" if number < 2 else str(daemon.runtime_dir))

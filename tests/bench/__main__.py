@@ -16,7 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import gateway, pacing, producer, recovery, text, trace
+from tests.bench import gateway, network, pacing, producer, recovery, text, trace
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -130,8 +130,8 @@ def main() -> int:
     )
     what = "relay: written to read; producer: what a write costs; text: what a token's class costs; pacing: even gaps"
     what += " (default: all these); gateway: events over HTTP, for a minute; recovery: kill -9 to the next token;"
-    what += " trace: what shaping and tracing cost, as root"
-    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery", "trace")
+    what += " trace: what shaping and tracing cost, as root; network: first tokens over bad ways, and tcp beside ipc"
+    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery", "trace", "network")
     parser.add_argument("what", nargs="?", choices=kinds, help=what)
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="of clawd, for recovery (default 100)")
     parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
@@ -177,6 +177,11 @@ def main() -> int:
         ends = recovery.measure(5 if options.smoke else options.kills, rounds, 1 << (24 if options.smoke else 30))
         if not options.json:
             print(recovery.show(ends), flush=True)
+    ways = {}
+    if options.what == "network":
+        ways = network.run(1, 3, 20_000) if options.smoke else network.run(min(rounds, 3), 60, 1_000_000)
+    if ways and not options.json:
+        print(network.show(ways), flush=True)
     for name in (options.load or chosen) if options.what in (None, "relay") else ():
         results[name] = compare(chosen[name], paths, rounds)
         if not options.json:
@@ -205,6 +210,7 @@ def main() -> int:
                     "pacing": paces,
                     "first_tokens": firsts,
                     "recovery": ends,
+                    "network": ways,
                     "loads": results,
                 }
             )
