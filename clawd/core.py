@@ -320,6 +320,7 @@ class Core:
         cancel: bool = False,
         observes: bool = False,
         grace_ms: int = 0,
+        admitted: bool = False,
     ) -> int:
         """0 reads, 1 awaits the stream's opening, or -errno as told at claw_attach_stream in turn.cdef.h."""
         buffer = ffi.from_buffer(name)
@@ -336,10 +337,33 @@ class Core:
                 "cancel": cancel,
                 "observes": observes,
                 "grace_ms": grace_ms,
+                "admitted": admitted,
                 "deadline_ns": deadline_ns,
             },
         )
         return int(lib.claw_attach_stream(self._core, connection, attach, time.monotonic_ns()))
+
+    def readers(self, name: bytes) -> str | None:
+        """Whom a stream is for; None: for everybody, or there is none to be read."""
+        return self._readers_of(lib.claw_stream_index(self._core, name, len(name)))
+
+    def _readers_of(self, stream: int) -> str | None:
+        room = ffi.new("uint8_t[]", lib.CLAW_READERS_MAX)
+        length = lib.claw_stream_readers(self._core, stream, room)
+        return text(room, length) if length else None
+
+    def unproven(self) -> list[tuple[int, int, str]]:
+        """Attachments that came before their stream opened, with whom that is for: admit or deny each."""
+        rows = ffi.new("struct claw_unproven[64]")
+        found = []
+        for row in rows[0 : lib.claw_unproven(self._core, rows, len(rows))]:
+            found.append((int(row.connection), int(row.id), self._readers_of(row.stream) or "none"))
+        return found
+
+    def admit(self, connection: int, id: int, allowed: bool) -> None:
+        """Whether this attachment may read its stream. One that may not is gone."""
+        verdict = lib.claw_admit if allowed else lib.claw_deny
+        check(verdict(self._core, connection, id, time.monotonic_ns()), "admit a reader")
 
     def detach(self, connection: int, id: int) -> bool:
         return bool(lib.claw_detach(self._core, connection, id, time.monotonic_ns()))

@@ -18,7 +18,7 @@ from pathlib import Path
 from clawd import protocol
 from clawd.core import ffi, lib
 from clawd.errors import AttachError, ClawdError, ControlError, HostError
-from clawd.inbox import Inbox, Page
+from clawd.inbox import KIND_AT, Inbox, Page
 from clawd.keys import read_pair, read_public
 from clawd.link import ACK_AT, BURST, CHARGE, EVENTS, FLOW, MESSAGE_MAX, NOBLOCK, POLLIN, Link, zmq
 from clawd.session import Watcher, program
@@ -277,11 +277,16 @@ class FarLink(Link):
             self._send_flow()
 
     def _accept(self, inbox: Inbox, page: Page, incarnation: int, end_seq: int, current: bool) -> None:
-        if self._on_express and page[1] > inbox.expected:
+        if self._on_express and self._is_early(inbox, page):
             self._held.setdefault(inbox.id, []).append((page, incarnation, end_seq))
             self._held_count += 1
         else:
             super()._accept(inbox, page, incarnation, end_seq, current)
+
+    @staticmethod
+    def _is_early(inbox: Inbox, page: Page) -> bool:
+        """Whether something is missing before it: tokens, or what the producer gave at open."""
+        return page[1] > inbox.expected or (inbox.incarnation is None and page[0][KIND_AT] != lib.CLAW_OPEN)
 
     def _release(self) -> None:
         """Hand over what was held for tokens that are here now."""
@@ -289,7 +294,7 @@ class FarLink(Link):
             while pages:
                 inbox = self._inboxes.get(id)
                 page, incarnation, end_seq = pages[0]
-                if inbox is not None and page[1] > inbox.expected:
+                if inbox is not None and self._is_early(inbox, page):
                     break
                 pages.pop(0)
                 self._held_count -= 1

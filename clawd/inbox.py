@@ -9,7 +9,7 @@ from collections import deque
 from clawd.core import ffi, lib
 from clawd.errors import ClawdError
 
-__all__ = ["CLOSES", "PART", "PLAIN", "RECORD", "Inbox", "Page"]
+__all__ = ["CLOSES", "KIND_AT", "PART", "PLAIN", "RECORD", "Inbox", "Page"]
 
 Page = tuple[bytes, int, int, int]
 """Records of one stream as they came, in sequence: their bytes, which are also their cost; the sequence of the first
@@ -22,6 +22,8 @@ RECORD = struct.Struct("<HBBIQQ")
 """struct claw_spooled: len, kind, klass, count, ring_seq, written_ns; the payload and padding follow"""
 PLAIN, CLOSES = int(lib.CLAW_PART_PLAIN), int(lib.CLAW_PART_CLOSES)
 _PAD = int(lib.CLAW_SPOOLED_ALIGN) - 1
+KIND_AT = 2
+"""Of a record's kind in its bytes."""
 _COUNT_AT = 4
 _TOKEN, _GAP, _OPEN, _CLOSE = int(lib.CLAW_TOKEN), int(lib.CLAW_GAP), int(lib.CLAW_OPEN), int(lib.CLAW_CLOSE)
 

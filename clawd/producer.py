@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import struct
 from array import array
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ CLOSE_TIMEOUT = 5.0
 _write_many = held.claw_py_write_many
 _hints = held.claw_py_hints
 _poll_fd = held.claw_py_poll_fd
+_READER = re.compile(r"(?:@|key:)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 PACES = {
     None: lib.CLAW_PACE_DEFAULT,
     "off": lib.CLAW_PACE_OFF,
@@ -36,7 +38,7 @@ PACES = {
     "steady": lib.CLAW_PACE_STEADY,
 }
 _open = held.claw_py_open
-_open.argtypes = [c_char_p, c_char_p, c_int, c_char_p, c_int, c_uint64, c_int, c_char_p]
+_open.argtypes = [c_char_p, c_char_p, c_int, c_char_p, c_int, c_char_p, c_int, c_uint64, c_int, c_char_p]
 
 
 class Hints(NamedTuple):
@@ -94,10 +96,13 @@ class Producer:
         requested_ns: int | None = None,
         meta: dict[str, Any] | None = None,
         pace: str | None = None,
+        readers: Sequence[str] | None = None,
         block: float | None = None,
     ) -> Stream:
         """Open a stream. `requested_ns`: CLOCK_MONOTONIC when the answer was asked for; `meta`: a dict for its readers;
-        `pace`: how its tokens are spread over time, `off`, `smooth` or `steady`, None = as clawd is configured.
+        `pace`: how its tokens are spread over time, `off`, `smooth` or `steady`, None = as clawd is configured;
+        `readers`: whom it is for, users and `@groups` of this host by name or number, and `key:NAME` for clients by
+        tcp; None = for everybody. Root and clawd's own user may always read it; who may not read may not cancel.
 
         Does not wait for clawd: a refusal is raised by a later `write` or `close`. Raises RingFull when there is no
         room, also for `write`'s overflow, within `block` seconds, StreamRefused (`limit`) when this producer has too
@@ -105,7 +110,8 @@ class Producer:
         """
         label = encoded("stream name", name, lib.CLAW_NAME_MAX)
         about = _meta(meta)
-        room = self._ring.record_max - ffi.sizeof("struct claw_open") - len(label)
+        whom = _readers(readers)
+        room = self._ring.record_max - ffi.sizeof("struct claw_open") - len(label) - len(whom)
         if len(about) > room:
             raise ValueError(f"meta must be at most {room} bytes of JSON here, not {len(about)}")
         if requested_ns is not None and (type(requested_ns) is not int or not 0 <= requested_ns < 2**64):
@@ -115,7 +121,9 @@ class Producer:
         deadline = deadline_of("block", block)
         raw = create_string_buffer(lib.CLAW_PY_STREAM_BYTES)
         while True:
-            result = _open(self._ref, label, len(label), about, len(about), requested_ns or 0, PACES[pace], raw)
+            result = _open(
+                self._ref, label, len(label), whom, len(whom), about, len(about), requested_ns or 0, PACES[pace], raw
+            )
             if self._ring.took(result):
                 return Stream(self._ring, name, raw.raw)
             if result == -errno.EMFILE:
@@ -270,6 +278,19 @@ class Producer:
         deadline = deadline_of("timeout", timeout)
         self._step = ((), b"")
         self._ring.close(deadline)
+
+
+def _readers(readers: Sequence[str] | None) -> bytes:
+    if readers is None:
+        return b""
+    names = [readers] if isinstance(readers, str) else list(readers)
+    for name in names:
+        if not (isinstance(name, str) and _READER.fullmatch(name)):
+            raise ValueError(f"readers are users, @groups and key:NAMEs, not {name!r}")
+    whom = " ".join(names or ["none"]).encode()
+    if len(whom) > lib.CLAW_READERS_MAX:
+        raise ValueError(f"readers must be at most {lib.CLAW_READERS_MAX} bytes in all, not {len(whom)}: use a group")
+    return whom
 
 
 def _meta(meta: dict[str, Any] | None) -> bytes:

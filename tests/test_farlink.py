@@ -25,8 +25,12 @@ class Lanes:
         self.link = FarLink(Door(f"tcp://127.0.0.1:{ports.pair()}"))
         self.link._connected(protocol.Connected(protocol.VERSION, CONNECTION, 0))
 
-    def attach(self) -> Inbox:
-        return self.link.attach("s", None, 30.0, 1 << 20, "keep", 30.0)
+    def attach(self, *, opened: bool = False) -> Inbox:
+        """A reading; `opened`: of which the OPEN has come."""
+        inbox = self.link.attach("s", None, 30.0, 1 << 20, "keep", 30.0)
+        if opened:
+            inbox.incarnation = 7
+        return inbox
 
     def bulk(self, frame: bytes) -> None:
         self.link._take(frame)
@@ -59,7 +63,7 @@ def text(inbox: Inbox) -> bytes:
 
 
 def test_the_first_copy_counts_and_the_second_is_dropped(lanes: Lanes) -> None:
-    inbox = lanes.attach()
+    inbox = lanes.attach(opened=True)
     frames = [numbered(n + 1, tokens(inbox, 2 * n, 2)) for n in range(3)]
     lanes.express(frames[0])
     lanes.bulk(frames[0])
@@ -72,7 +76,7 @@ def test_the_first_copy_counts_and_the_second_is_dropped(lanes: Lanes) -> None:
 
 
 def test_what_comes_too_early_is_held_until_the_rest_is_there(lanes: Lanes) -> None:
-    inbox, other = lanes.attach(), lanes.attach()
+    inbox, other = lanes.attach(opened=True), lanes.attach(opened=True)
     first, second = numbered(1, tokens(inbox, 0, 2)), numbered(2, tokens(inbox, 2, 1), tokens(other, 0, 1))
     lanes.express(second)
     assert (text(inbox), text(other)) == (b"", b"0,")
@@ -83,8 +87,19 @@ def test_what_comes_too_early_is_held_until_the_rest_is_there(lanes: Lanes) -> N
     assert not lanes.link._held
 
 
-def test_an_end_that_comes_early_is_held_too(lanes: Lanes) -> None:
+def test_a_first_token_waits_for_what_was_said_at_open(lanes: Lanes) -> None:
     inbox = lanes.attach()
+    lanes.express(numbered(2, tokens(inbox, 0, 1)))
+    assert not inbox.pending
+    lanes.bulk(numbered(1, wire.Segment(inbox.id, 7, 0, (wire.opened(b"{}"),))))
+    assert [record.kind for page in inbox.pending for record in wire.records(page[0])] == [
+        lib.CLAW_OPEN,
+        lib.CLAW_TOKEN,
+    ]
+
+
+def test_an_end_that_comes_early_is_held_too(lanes: Lanes) -> None:
+    inbox = lanes.attach(opened=True)
     lanes.express(numbered(2, wire.Segment(inbox.id, 7, 2, (wire.closed("stop"),))))
     assert not inbox.done
     lanes.bulk(numbered(1, tokens(inbox, 0, 2)))
@@ -93,7 +108,7 @@ def test_an_end_that_comes_early_is_held_too(lanes: Lanes) -> None:
 
 
 def test_no_more_is_held_than_so_much_and_nothing_is_lost_by_that(lanes: Lanes) -> None:
-    inbox = lanes.attach()
+    inbox = lanes.attach(opened=True)
     count = 3 * HELD_MAX
     frames = [numbered(n + 1, tokens(inbox, n, 1)) for n in range(count)]
     for frame in frames[1:]:
@@ -107,7 +122,7 @@ def test_no_more_is_held_than_so_much_and_nothing_is_lost_by_that(lanes: Lanes) 
 
 
 def test_frames_of_an_earlier_connection_are_taken_from_bulk_alone(lanes: Lanes) -> None:
-    inbox = lanes.attach()
+    inbox = lanes.attach(opened=True)
     old = numbered(1, tokens(inbox, 0, 1), connection=CONNECTION - 1)
     lanes.express(old)
     assert text(inbox) == b""
@@ -117,7 +132,7 @@ def test_frames_of_an_earlier_connection_are_taken_from_bulk_alone(lanes: Lanes)
 
 
 def test_a_lane_that_is_new_ends_the_connection_until_both_have_joined(lanes: Lanes) -> None:
-    inbox = lanes.attach()
+    inbox = lanes.attach(opened=True)
     lanes.express(numbered(2, tokens(inbox, 1, 1)))
     lanes.link._connected(protocol.Connected(protocol.VERSION, 0))
     assert lanes.link._connection is None
@@ -133,7 +148,7 @@ def test_any_order_of_the_lanes_gives_the_text_of_bulk(seed: int, start: int) ->
     for _ in range(30):
         lanes = Lanes()
         try:
-            inboxes = [lanes.attach() for _ in range(4)]
+            inboxes = [lanes.attach(opened=True) for _ in range(4)]
             nexts, frames = dict.fromkeys(range(4), 0), []
             for number in range(200):
                 which = dice.sample(range(4), dice.randrange(1, 4))

@@ -34,6 +34,7 @@ NOUNS = (
     "grace",
     "outbox",
     "lanes",
+    "readers",
     "pacing",
     "hints",
     "pack",

@@ -43,7 +43,7 @@ int claw_block_look(const struct claw_spool *spool, uint32_t block, int is_first
 			seq += record.count;
 			break;
 		case CLAW_OPEN:
-			if (record.len > CLAW_RECORD_MAX || record.ring_seq != claw_spool_block(spool, block)->open_seq)
+			if (record.len > CLAW_RECORD_MAX || record.count > record.len || record.ring_seq != claw_spool_block(spool, block)->open_seq)
 				return 0;
 			tale.opened_ns = record.written_ns;
 			break;

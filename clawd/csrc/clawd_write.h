@@ -124,11 +124,13 @@ static inline int claw_lose(struct claw_producer *p, struct claw_stream stream, 
 /*
  * Open a stream. `name` is 1 to CLAW_NAME_MAX bytes of UTF-8 without control characters (clawd quarantines the ring over
  * others); `meta` is JSON for its readers, or NULL and 0; `requested_ns` is claw_now_ns() when the answer was asked for, 0
- * if not known; `pace` how its tokens are spread over time, CLAW_PACE_…. clawd may still refuse it, which claw_stopped()
+ * if not known; `pace` how its tokens are spread over time, CLAW_PACE_…; `readers` whom it is for, at most 255 bytes of
+ * users, `@groups` and `key:NAME`s with spaces between, or NULL and 0 for everybody. clawd may still refuse it, which claw_stopped()
  * tells later. -EMFILE: CLAW_HANDLE_COUNT streams are open.
  */
-static inline int claw_open_paced(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
-				  size_t meta_len, uint64_t requested_ns, uint32_t pace, struct claw_stream *ret_stream)
+static inline int claw_open_for(struct claw_producer *p, const char *name, size_t name_len, const char *readers,
+				size_t readers_len, const char *meta, size_t meta_len, uint64_t requested_ns, uint32_t pace,
+				struct claw_stream *ret_stream)
 {
 	struct claw_batch batch;
 	struct claw_open open;
@@ -141,11 +143,13 @@ static inline int claw_open_paced(struct claw_producer *p, const char *name, siz
 		return result;
 	if (!name_len || name_len > CLAW_NAME_MAX || pace > CLAW_PACE_STEADY)
 		return -EINVAL;
-	if (meta_len > p->record_max || sizeof(open) + name_len + meta_len > p->record_max)
+	if (readers_len > UINT8_MAX)
+		return -EINVAL;
+	if (meta_len > p->record_max || sizeof(open) + name_len + readers_len + meta_len > p->record_max)
 		return -EMSGSIZE;
 	if (!p->free_count)
 		return -EMFILE;
-	len = sizeof(open) + name_len + meta_len;
+	len = sizeof(open) + name_len + readers_len + meta_len;
 	result = claw_begin(p, claw_record_bytes(len), &batch);
 	if (result < 0)
 		return result;
@@ -160,14 +164,24 @@ static inline int claw_open_paced(struct claw_producer *p, const char *name, siz
 	open.name_len = (uint16_t)name_len;
 	open.meta_len = (uint16_t)meta_len;
 	open.pace = (uint8_t)pace;
+	open.readers_len = (uint8_t)readers_len;
 	memset(open.reserved, 0, sizeof(open.reserved));
 	payload = claw_add(&batch, CLAW_OPEN, 0, handle, 0, len);
 	memcpy(payload, &open, sizeof(open));
 	memcpy(payload + sizeof(open), name, name_len);
+	if (readers_len)
+		memcpy(payload + sizeof(open) + name_len, readers, readers_len);
 	if (meta_len)
-		memcpy(payload + sizeof(open) + name_len, meta, meta_len);
+		memcpy(payload + sizeof(open) + name_len + readers_len, meta, meta_len);
 	claw_commit(p, &batch);
 	return 0;
+}
+
+/* The same, for everybody */
+static inline int claw_open_paced(struct claw_producer *p, const char *name, size_t name_len, const char *meta,
+				  size_t meta_len, uint64_t requested_ns, uint32_t pace, struct claw_stream *ret_stream)
+{
+	return claw_open_for(p, name, name_len, NULL, 0, meta, meta_len, requested_ns, pace, ret_stream);
 }
 
 /* The same, paced as clawd is configured */

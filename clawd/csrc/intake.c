@@ -6,6 +6,7 @@
 #include "barrier.h"
 #include "failpoint.h"
 #include "share.h"
+#include "readers.h"
 #include "turn.h"
 
 static void note(struct claw_core *core, uint32_t kind, uint32_t stream, const struct claw_ring *ring, uint32_t detail)
@@ -109,8 +110,8 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	memcpy(&open, core->scratch, sizeof(open));
 	const uint8_t *name = core->scratch + sizeof(open);
 	if (!open.name_len || open.name_len > CLAW_NAME_MAX || open.pace > CLAW_PACE_STEADY || open.reserved[0] ||
-	    open.reserved[1] || open.reserved[2] ||
-	    record->len != sizeof(open) + (uint32_t)open.name_len + open.meta_len || !claw_is_text(name, open.name_len))
+	    open.reserved[1] ||
+	    record->len != sizeof(open) + (uint32_t)open.name_len + open.readers_len + open.meta_len || !claw_is_text(name, open.name_len))
 		return -CLAW_BAD_OPEN;
 	if (is_known(ring, record)) {
 		uint32_t known = claw_stream_find(&core->streams, name, open.name_len);
@@ -152,7 +153,7 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	}
 	streams->table[stream].pace = open.pace;
 	if (claw_stream_open(streams, stream, (uint32_t)(ring - core->rings), ring->ring_id, record, open.requested_ns,
-			     name + open.name_len, open.meta_len) < 0) {
+			     name + open.name_len, (uint32_t)open.readers_len + open.meta_len, open.readers_len) < 0) {
 		refuse(core, ring, record, stream, CLAW_STOPPED_NO_SPACE);
 		claw_stream_release(streams, stream);
 		return 0;
@@ -162,7 +163,9 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	ring->live++;
 	claw_count(&core->totals->opened, 1);
 	note(core, CLAW_EVENT_OPENED, stream, ring, 0);
-	if (claw_outbox_cancelled(&core->outbox, stream))
+	if (open.readers_len)
+		claw_readers_open(core, stream);
+	else if (claw_outbox_cancelled(&core->outbox, stream))
 		claw_stream_cancel(core, stream, now_ns);
 	else if (streams->table[stream].doomed)
 		claw_stream_unread(core, stream, now_ns);

@@ -178,10 +178,13 @@ void claw_attachment_queue(struct claw_outbox *outbox, uint32_t index)
 {
 	struct claw_attachment *attachment = &outbox->attachments[index];
 	const struct claw_stream *stream = &outbox->streams->table[attachment->stream];
-	uint8_t queue = attachment->next_seq < stream->critical_until ? CLAW_CRITICAL :
+	/* OPEN goes ahead of the first token, so on the express lane too */
+	int opens = !attachment->opened && outbox->connections[attachment->connection].laned;
+	uint8_t queue = opens || attachment->next_seq < stream->critical_until ? CLAW_CRITICAL :
 			attachment->next_seq < stream->high_until ? CLAW_HIGH :
 			CLAW_NORMAL;
-	if (stream->state == CLAW_STREAM_AWAITED || attachment->queue == CLAW_QUEUE_DONE || attachment->queue <= queue)
+	if (stream->state == CLAW_STREAM_AWAITED || attachment->queue == CLAW_QUEUE_DONE || attachment->queue <= queue ||
+	    (stream->restricted && !attachment->admitted))
 		return;
 	append(outbox, index, queue);
 	claw_connection_ready(outbox, attachment->connection);
@@ -380,6 +383,8 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 		if ((attach->has_incarnation && attach->incarnation != stream->incarnation) ||
 		    (attach->after >= 0 && (uint64_t)attach->after >= stream->next_seq))
 			return -EREMCHG;
+		if (stream->restricted && !attach->admitted)
+			return -EACCES;
 	} else if (resumes) {
 		return -EREMCHG;
 	} else if (!attach->deadline_ns) {
@@ -416,6 +421,7 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 		.queue = CLAW_QUEUE_NONE,
 		.cancel = attach->cancel,
 		.observes = attach->observes,
+		.admitted = attach->admitted,
 		.grace_ms = attach->grace_ms,
 		.next_seq = (uint64_t)(attach->after + 1),
 		.block = CLAW_NONE,

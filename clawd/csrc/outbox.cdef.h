@@ -26,7 +26,7 @@ struct claw_attach {
 	uint8_t has_incarnation;
 	uint8_t cancel;
 	uint8_t observes; /* never counts as a reader */
-	uint8_t reserved;
+	uint8_t admitted; /* it was found to be one of the stream's readers */
 	uint32_t grace_ms; /* once nobody reads it any more, cancel it after this long; 0 = keep it */
 	uint32_t reserved2;
 	uint64_t deadline_ns; /* until when a stream that is not open yet is waited for; 0 = not at all */

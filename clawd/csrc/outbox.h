@@ -32,6 +32,7 @@ struct claw_attachment {
 	uint8_t queue; /* which queue it is in */
 	uint8_t opened; /* OPEN was sent */
 	uint8_t cancel; /* cancelled before the stream opened */
+	uint8_t admitted; /* it may read, where not everybody may */
 	uint8_t observes;
 	uint32_t grace_ms; /* of the attach */
 	uint64_t next_seq; /* first sequence not sent yet */
@@ -81,6 +82,7 @@ struct claw_outbox {
 	struct claw_frame *frames;
 	uint32_t frame_count, out_bytes;
 	uint64_t gaps; /* GAPs told to readers */
+	uint32_t unproven; /* there may be attachments that wait for a verdict */
 	uint32_t congested; /* a connection became so since anybody looked */
 	uint32_t pressure; /* of the host, as told by claw_core_pressure */
 	uint64_t copies; /* frames that went on the express lane */

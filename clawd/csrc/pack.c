@@ -142,7 +142,11 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 		if (stream->first_block != CLAW_NONE) {
 			const uint8_t *first = claw_spool_records(spool, stream->first_block);
 			memcpy(&header, first, sizeof(header));
-			meta = first + sizeof(header);
+			/* Whom it is for stays here */
+			uint32_t readers = header.count < header.len ? header.count : header.len;
+			meta = first + sizeof(header) + readers;
+			header.len = (uint16_t)(header.len - readers);
+			header.count = 0;
 		}
 		if (!put(segment, attachment, &header, meta))
 			return FILL_ROOM;

@@ -167,17 +167,17 @@ int claw_py_stopped(const void *producer_ref, const void *stream)
 	return claw_stopped(producer_at(producer_ref), stream_at(stream));
 }
 
-int claw_py_open(const void *producer_ref, const char *name, int name_len, const char *meta, int meta_len,
-		 uint64_t requested_ns, int pace, void *ret_stream)
+int claw_py_open(const void *producer_ref, const char *name, int name_len, const char *readers, int readers_len,
+		 const char *meta, int meta_len, uint64_t requested_ns, int pace, void *ret_stream)
 {
 	struct claw_producer *producer = producer_at(producer_ref);
 	struct claw_stream stream;
 	int result;
 
-	if (name_len < 0 || meta_len < 0 || pace < 0)
+	if (name_len < 0 || readers_len < 0 || meta_len < 0 || pace < 0)
 		return -EINVAL;
-	result = claw_open_paced(producer, name, (size_t)name_len, meta, (size_t)meta_len, requested_ns, (uint32_t)pace,
-				 &stream);
+	result = claw_open_for(producer, name, (size_t)name_len, readers, (size_t)readers_len, meta, (size_t)meta_len,
+			       requested_ns, (uint32_t)pace, &stream);
 	if (result == 0)
 		memcpy(ret_stream, &stream, sizeof(stream));
 	return or_behind(producer, result);

@@ -35,8 +35,8 @@ int claw_py_write(const void *producer_ref, const void *stream, const char *text
 int claw_py_write_many(const void *producer_ref, const void *streams, const void *lens, int n, const char *texts,
 		       int texts_len);
 int claw_py_stopped(const void *producer_ref, const void *stream);
-int claw_py_open(const void *producer_ref, const char *name, int name_len, const char *meta, int meta_len,
-		 uint64_t requested_ns, int pace, void *ret_stream);
+int claw_py_open(const void *producer_ref, const char *name, int name_len, const char *readers, int readers_len,
+		 const char *meta, int meta_len, uint64_t requested_ns, int pace, void *ret_stream);
 int claw_py_close_stream(const void *producer_ref, const void *stream, const char *reason, int reason_len);
 int claw_py_lose(const void *producer_ref, const void *streams, const void *lens, int n, const char *texts,
 		 int texts_len);

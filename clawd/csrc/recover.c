@@ -271,6 +271,9 @@ static uint64_t restore(struct claw_streams *streams, uint32_t index, uint64_t n
 	row->requested_ns = header->requested_ns;
 	row->opened_ns = first.opened_ns;
 	row->first_sent_ns = header->first_sent_ns;
+	struct claw_spooled open;
+	memcpy(&open, claw_spool_records(spool, stream->first_block), sizeof(open));
+	stream->restricted = open.count != 0;
 	/* What the pacer held was held long enough */
 	stream->arrived_seq = stream->released_seq = stream->flush_seq = stream->next_seq;
 	stream->grace_ms = header->grace_ms;

@@ -27,7 +27,7 @@ enum {
 /* kind of a record */
 enum {
 	CLAW_TOKEN = 1,
-	CLAW_OPEN = 2, /* payload: struct claw_open, then name, then meta */
+	CLAW_OPEN = 2, /* payload: struct claw_open, then name, readers, meta */
 	CLAW_CLOSE = 3, /* payload: the reason */
 	CLAW_GAP = 4, /* `count` tokens that the producer could not keep; payload: the reason */
 };
@@ -104,13 +104,14 @@ struct claw_record {
 	uint32_t reserved; /* 0 */
 };
 
-/* Payload of OPEN, followed by name_len bytes of UTF-8 name and meta_len bytes of JSON */
+/* Payload of OPEN, followed by name_len bytes of UTF-8 name, readers_len bytes of whom it is for, meta_len bytes of JSON */
 struct claw_open {
 	uint64_t requested_ns; /* CLOCK_MONOTONIC when the answer was asked for; 0 = not known */
 	uint16_t name_len;
 	uint16_t meta_len;
 	uint8_t pace; /* CLAW_PACE_… */
-	uint8_t reserved[3]; /* 0 */
+	uint8_t readers_len; /* 0 = it is for everybody */
+	uint8_t reserved[2]; /* 0 */
 };
 
 struct claw_ctl {

@@ -188,7 +188,8 @@ void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t cou
 }
 
 int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring, uint64_t ring_id,
-		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len)
+		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len,
+		     uint32_t readers_len)
 {
 	struct claw_stream *stream = &streams->table[index];
 	/* xorshift64*: incarnations need to differ, not to be secret */
@@ -199,6 +200,7 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	stream->stream_id = ++streams->ids;
 	stream->ring_id = ring_id;
 	stream->handle = record->handle;
+	stream->restricted = readers_len != 0;
 	stream->open_seq = stream->ring_seq = record->ring_seq;
 	stream->row.requested_ns = requested_ns;
 	stream->row.opened_ns = record->written_ns;
@@ -212,6 +214,7 @@ int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring
 	*spooled = (struct claw_spooled){
 		.len = (uint16_t)meta_len,
 		.kind = CLAW_OPEN,
+		.count = readers_len,
 		.klass = CLAW_NORMAL,
 		.ring_seq = record->ring_seq,
 		.written_ns = record->written_ns,

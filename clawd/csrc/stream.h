@@ -41,6 +41,7 @@ struct claw_stream {
 	uint8_t dirty; /* has records that its attachments were not woken for */
 	uint8_t shut; /* the last block takes no more: what came after it was dropped or evicted */
 	uint8_t pace; /* CLAW_PACE_… that it was opened with, or told since */
+	uint8_t restricted; /* not for everybody: its OPEN says for whom */
 	uint8_t paced; /* its pacer has started */
 	uint8_t told; /* its attachments were woken once: for OPEN */
 	uint8_t unshown; /* CLAW_UNSHOWN_…, 0 = the page has this row */
@@ -86,9 +87,13 @@ void claw_stream_set_state(struct claw_streams *streams, uint32_t index, uint32_
 uint32_t claw_stream_find(const struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
 /* A new stream in AWAITED. Forgets the oldest GONE or ENDED one to make room; CLAW_NONE when all are in use. */
 uint32_t claw_stream_await(struct claw_streams *streams, const uint8_t *name, uint32_t name_len);
-/* AWAITED → LIVE with a block and its OPEN record, or -ENOSPC and nothing changed. */
+/*
+ * AWAITED → LIVE with a block and its OPEN record, or -ENOSPC and nothing changed. `meta` starts with `readers_len` bytes
+ * that say whom the stream is for.
+ */
 int claw_stream_open(struct claw_streams *streams, uint32_t index, uint32_t ring, uint64_t ring_id,
-		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len);
+		     const struct claw_record *record, uint64_t requested_ns, const uint8_t *meta, uint32_t meta_len,
+		     uint32_t readers_len);
 /*
  * Where the next record goes, its payload after it, or NULL when neither a free block nor an evictable one is there.
  * Fill both in there (a header that is copied from elsewhere stalls the copy on its bytes), then claw_stream_commit; or

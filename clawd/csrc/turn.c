@@ -283,6 +283,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	core->outcome.frame_count = core->outbox.frame_count;
 	core->outcome.unmet_ns = core->outbox.unmet_ns;
 	core->outcome.more = (uint32_t)more;
+	core->outcome.unproven = core->outbox.unproven;
 	core->pending = more;
 	claw_show(core, now_ns);
 	return more;
@@ -427,9 +428,12 @@ int claw_cancel(struct claw_core *core, uint32_t connection, uint32_t id, uint64
 	uint32_t at = claw_attachment_find(&core->outbox, connection, id);
 	if (at == CLAW_NONE)
 		return -ENOENT;
+	struct claw_attachment *attachment = &core->outbox.attachments[at];
 	core->pending = 1;
-	core->outbox.attachments[at].cancel = 1;
-	claw_stream_cancel(core, core->outbox.attachments[at].stream, now_ns);
+	attachment->cancel = 1;
+	/* Else it counts once it is known that this reader is meant */
+	if (attachment->admitted || !core->streams.table[attachment->stream].restricted)
+		claw_stream_cancel(core, attachment->stream, now_ns);
 	return 0;
 }
 

@@ -41,6 +41,8 @@ struct claw_outcome {
 	uint32_t event_count; /* since they were taken last, which sets it to 0 */
 	uint32_t rings_settled; /* rings that became DONE or BROKEN, since the start */
 	uint32_t more; /* the turn left something to do at once */
+	uint32_t unproven; /* claw_unproven has something to look for */
+	uint32_t reserved;
 	uint64_t unmet_ns; /* when claw_unmet has something to look for, 0 = not as things stand */
 };
 

@@ -51,6 +51,14 @@ def allows(names: Sequence[str], who: Who) -> bool:
     return is_own(who) or any(_is(name, who) for name in names)
 
 
+def may_read(readers: str, who: Who | None, key: str) -> bool:
+    """Whether a stream's text of readers has a client: of this host `who`, by tcp one with the key of this name."""
+    names = readers.split()
+    if who is None:
+        return bool(key) and f"key:{key}" in names
+    return allows([name for name in names if not name.startswith("key:") and name not in ("any", "none")], who)
+
+
 def _is(name: str, who: Who) -> bool:
     if name == ANY:
         return True

@@ -52,6 +52,7 @@ class Session:
 
     key: str
     label: Label
+    key_name: str
     routes: dict[int, Route] = field(default_factory=dict)
     connection: Connection | None = None
     way: TcpWay | None = None
@@ -206,7 +207,7 @@ class Far:
             session = None
         if session is None:
             label = Label(f"{allowed.name or 'tcp'}/{request.client}", 0, _uid(allowed), ROLES[request.role])
-            session = self._sessions[request.session] = Session(route.key, label)
+            session = self._sessions[request.session] = Session(route.key, label, allowed.name)
         session.routes[route.lane.kind] = route
         route.session = request.session
         if len(session.routes) == 2:
@@ -220,6 +221,7 @@ class Far:
             bulk.session = express.session = ""
             return
         session.connection = connection
+        connection.key_name = session.key_name
         self._relay.name(connection, name, session.label)
         peer = self._doors[bulk.lane].peer(bulk.fd)
         if peer and not is_loopback(peer):

@@ -11,6 +11,7 @@ from typing import Protocol
 import zmq
 
 from clawd.core import lib
+from clawd.server.access import Who
 
 SEND_HWM = int(lib.CLAW_WINDOW) // int(lib.CLAW_FRAME_CHARGE) * int(lib.CLAW_LANE_BEHIND)
 """Messages ZeroMQ queues a connection: above what its windows let through, so that EAGAIN stays the exception."""
@@ -48,6 +49,10 @@ class Connection:
     bulk: Route
     express: Route | None = None
     session: str = ""
+    who: Who | None = None
+    """Of this host."""
+    key_name: str = ""
+    """By tcp: of the key it came with."""
     observes: bool = False
     """Reads and leaves no trace: it may not cancel."""
     faults: int = 0

@@ -20,6 +20,7 @@ import zmq
 from clawd import log, protocol
 from clawd.core import Core, Label, lib
 from clawd.errors import HostError, ProtocolError
+from clawd.server.access import Who, may_read
 from clawd.server.door import Door
 from clawd.server.lanes import STRANGER_NS, Connection, Lane, Route
 
@@ -52,9 +53,7 @@ class Client(Protocol):
     """What the relay must know of the client behind a session."""
 
     @property
-    def pid(self) -> int: ...
-    @property
-    def uid(self) -> int: ...
+    def who(self) -> Who: ...
     @property
     def role(self) -> str: ...
     @property
@@ -215,6 +214,8 @@ class Relay:
             if connection:
                 text = "the stream did not open in time"
                 self.reply(connection.bulk, protocol.Failure(code="unknown", text=text, id=id))
+        if self._core.outcome.unproven:
+            self._prove()
         if self.far:
             self.far.tick()
         if not self._waiting and not self._strangers:
@@ -379,13 +380,18 @@ class Relay:
             return
         if not connection.session:
             client = self._sessions[request.session]
-            self.name(connection, request.session, Label(client.label, client.pid, client.uid, ROLES[client.role]))
+            connection.who = who = client.who
+            self.name(connection, request.session, Label(client.label, who.pid, who.uid, ROLES[client.role]))
         cancels_later = request.on_gone == "cancel"
         if connection.observes and (request.cancel or cancels_later):
             self._deny_cancel(connection, request.id)
             return
         if request.after is not None and request.incarnation is None:
             raise ProtocolError('"attach" with "after" needs "incarnation"')
+        readers = self._core.readers(request.stream.encode())
+        if readers is not None and not self._is_reader(connection, readers):
+            self._deny_reading(connection, request.id)
+            return
         result = self._core.attach(
             connection.number,
             request.id,
@@ -397,10 +403,28 @@ class Relay:
             cancel=request.cancel,
             observes=connection.observes,
             grace_ms=max(1, request.grace_ms) if cancels_later else 0,
+            admitted=readers is not None,
         )
         if result < 0:
             code, text = _ATTACH_CODES.get(result, ("bad_request", os.strerror(-result)))
             self.reply(connection.bulk, protocol.Failure(code=code, text=text, id=request.id))
+
+    @staticmethod
+    def _is_reader(connection: Connection, readers: str) -> bool:
+        return may_read(readers, connection.who, connection.key_name)
+
+    def _deny_reading(self, connection: Connection, id: int) -> None:
+        text = "the stream is not for this client: its producer named its readers"
+        self.reply(connection.bulk, protocol.Failure(code="denied", text=text, id=id))
+
+    def _prove(self) -> None:
+        """Who attached before a stream opened that is not for everybody."""
+        for number, id, readers in self._core.unproven():
+            connection = self._by_number[number]
+            allowed = self._is_reader(connection, readers)
+            self._core.admit(number, id, allowed)
+            if not allowed:
+                self._deny_reading(connection, id)
 
     def lose(self, route: Route) -> None:
         """This way to a client is gone."""
