@@ -44,7 +44,7 @@ static void lie(const char *how, struct claw_stream stream)
 		claw_add_text(&producer, &batch, 0, 77, 1, "x", 1);
 		claw_commit(&producer, &batch);
 	} else if (!strcmp(how, "a name longer than its record")) {
-		struct claw_open open = { 0, 200, 0, 0, { 0, 0, 0 } };
+		struct claw_open open = { 0, 200, 0, 0, 0, { 0, 0 } };
 
 		memcpy(claw_add(&batch, CLAW_OPEN, 0, 5, 0, sizeof(open) + 4), &open, sizeof(open));
 		claw_commit(&producer, &batch);
