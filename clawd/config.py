@@ -19,6 +19,7 @@ from clawd.setting import (
     FILE,
     LISTEN,
     NAMES,
+    NODES,
     ORIGINS,
     PACE,
     PACES,
@@ -307,6 +308,24 @@ class Config:
         "127.0.0.1:8080",
         "where the gateway listens",
         "Beyond this host (anything but loopback and a Unix socket) key_file is required.",
+    )
+    nodes: tuple[str, ...] = _row(
+        "gateway",
+        NODES,
+        "off",
+        "the clawds whose streams it serves",
+        "By tcp, or by their runtime directories, with spaces between; off: the one of runtime_dir. Each reader gets"
+        " the stream of the one that has it.",
+    )
+    node_key: Path | None = _row(  # noqa: RUF009 - a field, made anew each time
+        "gateway", FILE, "off", "the key it shows to nodes", "As made by clawctl keys relay new on one of them."
+    )
+    node_servers: Path | None = _row(  # noqa: RUF009 - a field, made anew each time
+        "gateway",
+        FILE,
+        "off",
+        "public keys of the nodes",
+        "A line tcp://HOST:PORT = KEY for each; clawctl keys relay list shows a clawd's own.",
     )
     key_file: Path | None = _row(  # noqa: RUF009 - a field, made anew each time
         "gateway",

@@ -85,6 +85,12 @@ def read_public(given: str | os.PathLike[str]) -> str:
     return _key(_read(Path(text)), "public", Path(text))
 
 
+def read_servers(path: Path) -> dict[str, str]:
+    """Public keys of clawds by their endpoints: lines `tcp://HOST:PORT = KEY`. Raises HostError."""
+    values = _read(path)
+    return {endpoint: _key(values, endpoint, path) for endpoint in values}
+
+
 def write_pair(path: Path, pair: Pair, comment: str) -> None:
     """A new file, for its owner only. Raises HostError when there is one already."""
     _write(path, f"# {comment}\npublic = {pair.public}\nsecret = {pair.secret}\n", 0o600)

@@ -70,6 +70,17 @@ def _parse_word(text: str) -> str:
     return text
 
 
+def _parse_nodes(text: str) -> tuple[str, ...]:
+    nodes = () if text == "off" else tuple(text.split())
+    hint = "write tcp://HOST:PORT or the path of a runtime directory, or off"
+    for node in nodes:
+        if not re.fullmatch(r"tcp://[^\s/=]+:[0-9]{1,5}|/[^=]*", node):
+            raise ConfigError(f'"{node}" is no clawd', hint)
+    if not nodes and text != "off":
+        raise ConfigError("no clawd is named", hint)
+    return nodes
+
+
 @dataclass(frozen=True)
 class Kind:
     """How values of one sort are written; `allowed` where no bounds say it. `is_long`: they may be any length."""
@@ -84,6 +95,13 @@ class Kind:
 DIRECTORY = Kind("DIR", _parse_path, str, is_long=True)
 FILE = Kind("FILE", _parse_file, lambda value: "off" if value is None else str(value), "a file, or off", is_long=True)
 LISTEN = Kind("ADDRESS", _parse_listen, str, "HOST:PORT or unix:PATH", is_long=True)
+NODES = Kind(
+    "NODES",
+    _parse_nodes,
+    lambda value: " ".join(value) or "off",
+    "off, or tcp://HOST:PORT and directories",
+    is_long=True,
+)
 ORIGINS = Kind("ORIGINS", _parse_origins, lambda value: ",".join(value) or "off", "off, * or origins", is_long=True)
 PREFIX = Kind("PREFIX", _parse_prefix, str, "small letters, digits, _ at its end")
 TEXTS = Kind("LIST", _parse_texts, lambda value: json.dumps(list(value)), "a list of texts, as JSON", is_long=True)

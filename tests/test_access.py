@@ -29,6 +29,7 @@ class Site:
     """A daemon on loopback, with keys."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
+        directory.mkdir(exist_ok=True)
         self.keys = directory / "keys"
         self.directory = directory
         self.server = make_server(self.keys)

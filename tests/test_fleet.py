@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 from clawd.aconsumer import AsyncConsumer
 from clawd.consumer import Consumer
 from clawd.errors import AttachError, ControlError, ReadingClosed
+from clawd.keys import Allowed, allow, make_pair, write_pair
 from clawd.producer import Producer
 from tests import ports
 from tests.daemon import PATIENCE_S, Daemon, until
+from tests.gateway import Gateway
 from tests.history import History
+from tests.test_access import Site
 
 
 class Nodes:
@@ -163,3 +167,29 @@ def test_tasks_of_one_loop_read_from_all_nodes(nodes: Nodes) -> None:
             return list(await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S))
 
     assert asyncio.run(main()) == ["".join(f"{each} " for each in range(50))] * 3
+
+
+def test_one_gateway_serves_a_fleet(tmp_path: Path) -> None:
+    """Two nodes by tcp with keys of their own, and one that is down."""
+    with ExitStack() as stack:
+        sites = [Site(tmp_path / f"node{number}", "--pace", "off") for number in range(2)]
+        key = tmp_path / "gateway.key"
+        pair = make_pair()
+        write_pair(key, pair, "test")
+        servers = tmp_path / "servers"
+        servers.write_text("".join(f"{site.endpoint} = {site.server.public}\n" for site in sites))
+        for site in sites:
+            allow(site.keys, Allowed("gateway", pair.public, "consumer"))
+            stack.enter_context(site.daemon)
+        nodes = [sites[0].endpoint, str(tmp_path / "down"), sites[1].endpoint]
+        flags = ("--nodes", " ".join(nodes), "--node-key", str(key), "--node-servers", str(servers))
+        gateway = stack.enter_context(Gateway(tmp_path / "none", *flags))
+        for number, site in enumerate(sites):
+            with Producer("p", site.daemon.runtime_dir) as producer:
+                stream = producer.open(f"s{number}")
+                stream.write(f"from node {number}")
+                stream.close("stop")
+                with urllib.request.urlopen(f"{gateway.url}/v1/streams/s{number}", timeout=PATIENCE_S) as answer:
+                    text = answer.read().decode()
+            assert f'"text":"from node {number}"' in text
+            assert '"reason":"stop"' in text

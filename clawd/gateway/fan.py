@@ -246,8 +246,9 @@ def _known(counted: dict[str, int], reason: str) -> str:
 class Hub:
     """Every fan of a gateway, by the name of its stream."""
 
-    def __init__(self, runtime_dir: str, terms: Terms, figures: Figures) -> None:
-        self._runtime_dir = runtime_dir
+    def __init__(self, connect: Callable[[], AsyncConsumer], terms: Terms, figures: Figures) -> None:
+        """`connect` makes the connection to clawd, or to several."""
+        self._connect = connect
         self._terms = terms
         self._figures = figures
         self._consumer: AsyncConsumer | None = None
@@ -256,7 +257,7 @@ class Hub:
     def consumer(self) -> AsyncConsumer:
         """The connection to clawd. Raises ControlError when none is there."""
         if self._consumer is None:
-            self._consumer = AsyncConsumer(self._runtime_dir)
+            self._consumer = self._connect()
         return self._consumer
 
     def join(self, name: str, position: Position | None, wait: float) -> tuple[Fan, int]:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 
 from clawd import __version__, log, sd
+from clawd.aconsumer import AsyncConsumer
 from clawd.config import Config
 from clawd.core import guard
 from clawd.errors import ConfigError, HostError
@@ -24,6 +25,7 @@ from clawd.gateway.figures import Figures
 from clawd.gateway.filter import Pipeline
 from clawd.gateway.metrics import Exporter, Load
 from clawd.gateway.routes import Routes
+from clawd.keys import read_servers
 
 SWEEP_S = 0.5
 BACKLOG = 1024
@@ -40,6 +42,7 @@ class Gateway:
             )
         self._config = config
         self._keys = access.read_keys(config.key_file) if config.key_file else []
+        self._servers = read_servers(config.node_servers) if config.node_servers else None
         self._metrics_only = metrics_only
         if config.stop_phrases or config.redact:
             Pipeline(config.stop_phrases, config.redact)  # to see that it can be made
@@ -48,12 +51,18 @@ class Gateway:
         config = self._config
         return Pipeline(config.stop_phrases, config.redact) if config.stop_phrases or config.redact else None
 
+    def _connect(self) -> AsyncConsumer:
+        config = self._config
+        if not config.nodes:
+            return AsyncConsumer(config.runtime_dir)
+        return AsyncConsumer(endpoint=config.nodes, key=config.node_key, server_key=self._servers)
+
     async def run(self) -> None:
         """Until SIGTERM or SIGINT, and until streams have ended or `drain_timeout` is over. Raises HostError."""
         config, figures = self._config, Figures()
         guard()  # against a page of figures that is truncated while it is read
         terms = Terms(config.recent_bytes, config.open_wait / 1e9, config.gone_grace / 1e9, self._pipeline)
-        hub = None if self._metrics_only else Hub(str(config.runtime_dir), terms, figures)
+        hub = None if self._metrics_only else Hub(self._connect, terms, figures)
         exporter = Exporter(config.runtime_dir, config.metrics_prefix, figures if hub else None)
         routes = Routes(config, hub, figures, exporter.text, self._keys)
         server = Server(
