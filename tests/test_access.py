@@ -18,7 +18,7 @@ from clawd import protocol
 from clawd.consumer import Consumer
 from clawd.core import lib
 from clawd.errors import AttachError, ControlError
-from clawd.keys import ALLOW_DIR, Allowed, AllowList, Pair, allow, make_pair, make_server, write_pair
+from clawd.keys import ALLOW_DIR, Allowed, AllowList, Pair, allow, make_pair, make_server, read_pair, write_pair
 from clawd.producer import Producer
 from clawd.server.zap import DOMAIN, Zap
 from tests import ports
@@ -283,6 +283,25 @@ def test_a_routing_id_that_is_taken_gives_nothing_of_its_owners(site: Site) -> N
                 frame = owner.recv()
                 assert frame[0] == lib.CLAW_FRAME_DATA
             assert not squatter.poll(200), "it got something"
+
+
+def test_a_client_that_says_nothing_is_gone_though_its_sockets_answer(tmp_path: Path) -> None:
+    """libzmq's own thread answers heartbeats, also for a client that hangs."""
+    site = Site(tmp_path, "--keepalive", "1s")
+    pair = read_pair(site.right)
+    with (
+        site.daemon,
+        dealer(site, pair, site.server.public) as bulk,
+        dealer(site, pair, site.server.public, lane=1) as ex,
+    ):
+        for lane in (bulk, ex):
+            assert ask(lane)["connection"] == 0
+            lane.send(protocol.encode(protocol.Join(protocol.VERSION, "consumer", "o" * 32)))
+        connected = ask(bulk)
+        assert (connected["connection"] > 0, connected["keepalive_ms"]) == (True, 1000)
+        started = time.monotonic()
+        assert "reason=silent" in site.daemon.log.wait("tcp client dropped")
+        assert 0.5 < time.monotonic() - started < 2.5
 
 
 @pytest.mark.parametrize("key", [None, "there"])

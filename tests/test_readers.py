@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import os
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clawd.consumer import Consumer
+from clawd.core import lib
 from clawd.errors import AttachError
 from clawd.producer import Producer
+from rig import Rig
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.test_access import Site
 from tests.test_ctl import let_in
@@ -80,6 +84,36 @@ def test_who_may_not_read_it_cannot_have_it_cancelled(site: Site) -> None:
             assert not stream.cancelled
             reading.cancel()
             until(lambda: stream.cancelled, "the cancel of one whom it is for")
+
+
+def test_a_grace_that_runs_as_it_opens_ends_with_that(site: Site) -> None:
+    with site.consumer(site.other) as other, Producer("p", site.daemon.runtime_dir) as producer:
+        other.attach("s", on_gone="cancel", grace=0.5).close()
+        site.daemon.await_total("streams_awaited", 1)
+        stream = producer.open("s", readers=["key:right"])
+        over = time.monotonic() + 1
+        until(lambda: time.monotonic() > over, "a time in which it would have been cancelled")
+        stream.write("x")
+        site.daemon.await_total("tokens", 1)
+        assert not stream.cancelled
+
+
+def test_the_core_takes_no_cancel_before_there_is_a_verdict() -> None:
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        assert rig.core.attach(client, 1, b"s", credit=1 << 20, deadline_ns=1 << 62) == 1
+        name, readers = b"s", b"key:right"
+        ring.put(
+            lib.CLAW_OPEN, 1, struct.pack("<QHHBBH", 0, len(name), 0, 0, len(readers), 0) + name + readers, count=0
+        )
+        ring.write(1, b"secret")
+        assert rig.turn() == []
+        assert rig.core.unproven() == [(client, 1, "key:right")]
+        rig.core.cancel(client, 1)
+        assert ring.stopped(1)[1] == 0
+        assert rig.core.attach(client, 2, b"s", credit=1 << 20) < 0, "nobody found it to be a reader"
+        rig.core.admit(client, 1, True)
+        assert ring.stopped(1)[1] == lib.CLAW_STOPPED_CANCELLED, "it counts now"
 
 
 def test_a_cancel_before_the_opening_counts_when_it_comes_from_a_reader(site: Site) -> None:

@@ -37,7 +37,6 @@ void claw_readers_open(struct claw_core *core, uint32_t index)
 {
 	struct claw_stream *stream = &core->streams.table[index];
 	/* One who may not read it must not have it cancelled by having come, and gone, before */
-	stream->doomed = 0;
 	if (!stream->readers) {
 		claw_grace_stop(&core->streams, index);
 		claw_stream_grace(&core->streams, index, 0);
