@@ -88,8 +88,10 @@ def test_who_may_not_read_it_cannot_have_it_cancelled(site: Site) -> None:
 
 def test_a_grace_that_runs_as_it_opens_ends_with_that(site: Site) -> None:
     with site.consumer(site.other) as other, Producer("p", site.daemon.runtime_dir) as producer:
-        other.attach("s", on_gone="cancel", grace=0.5).close()
-        site.daemon.await_total("streams_awaited", 1)
+        left = other.attach("s", on_gone="cancel", grace=0.5)
+        site.daemon.await_total("attachments", 1)
+        left.close()
+        site.daemon.await_total("attachments", 0)
         stream = producer.open("s", readers=["key:right"])
         over = time.monotonic() + 1
         until(lambda: time.monotonic() > over, "a time in which it would have been cancelled")

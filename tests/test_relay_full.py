@@ -12,6 +12,7 @@ import zmq
 
 from clawd import protocol
 from clawd.core import lib
+from clawd.server.access import Who
 from clawd.server.relay import Relay
 from rig import Rig, parse
 
@@ -19,7 +20,7 @@ from rig import Rig, parse
 class Reader:
     """The client behind the session."""
 
-    pid, uid, role, label = 1, 0, "consumer", "test"
+    who, role, label = Who(1, 0), "consumer", "test"
 
 
 def test_frames_that_meet_a_full_queue_are_sent_later_in_order(tmp_path: Path) -> None:
