@@ -253,9 +253,9 @@ MUTANTS = (
     ),
     Mutant(
         "the window is not checked",
-        "csrc/pack.c",
-        "connection->charged - connection->acked + CLAW_FRAME_MAX + CLAW_FRAME_CHARGE <= CLAW_WINDOW;",
-        "connection->charged + 1 > connection->acked;",
+        "csrc/lanes.c",
+        "charged - acked + CLAW_FRAME_MAX + CLAW_FRAME_CHARGE <= windows * CLAW_WINDOW;",
+        "charged + windows > acked;",
         "test_core.py::test_a_full_window_stops_a_connection_until_it_acks",
         often=True,
     ),

@@ -19,6 +19,7 @@ from clawd.ctl import trace_sched, trace_stages, trace_stream
 from clawd.ctl.trace_file import TraceFile
 from clawd.ctl.trace_stages import Trace
 from clawd.errors import HostError
+from clawd.page import Page
 from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.test_ctl import clawctl, command
@@ -42,6 +43,9 @@ def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
             stream.write("x")
         for _ in range(101):
             reading.read(PATIENCE_S)
+        # clawd counts a frame once all of a turn's are out, which may be after it was read
+        with Page(daemon.runtime_dir) as page:
+            until(lambda: page.totals().sent == 101, "101 counted")
         with Trace(daemon.runtime_dir, ("writes",), no_tracer) as trace:
             other = producer.open("t")
             second = consumer.attach("t", wait=PATIENCE_S)
