@@ -192,6 +192,11 @@ class Core:
         row = ffi.new("struct claw_network *", (loss_ppm, jitter_us, congested, far))
         check(lib.claw_connection_network(self._core, connection, row), "note a client's network")
 
+    def streams_of(self, connection: int) -> tuple[int, int]:
+        """How many live streams a client reads, and how many of them no pacer spreads."""
+        unpaced = ffi.new("uint32_t *")
+        return check(lib.claw_connection_streams(self._core, connection, unpaced), "count its streams"), unpaced[0]
+
     def drain(self) -> None:
         """From now on no stream opens: the engine is told `stopping`. Those that live go on."""
         lib.claw_core_drain(self._core)

@@ -67,10 +67,15 @@ static struct claw_network network_of(const struct claw_core *core, const struct
 	return worst;
 }
 
+static uint32_t mode_of(const struct claw_core *core, const struct claw_stream *stream)
+{
+	return stream->pace != CLAW_PACE_DEFAULT ? stream->pace : core->pacing.mode;
+}
+
 static void start(const struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer, uint64_t now_ns)
 {
 	const struct claw_pacing *pacing = &core->pacing;
-	uint32_t mode = stream->pace != CLAW_PACE_DEFAULT ? stream->pace : pacing->mode;
+	uint32_t mode = mode_of(core, stream);
 	if (!stream->paced) {
 		claw_pacer_init(pacer, mode, &pacing->pace, now_ns);
 		stream->paced = 1;
@@ -222,4 +227,22 @@ int claw_connection_network(struct claw_core *core, uint32_t connection, const s
 		return -ENOENT;
 	core->outbox.connections[index].network = *network;
 	return 0;
+}
+
+int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced)
+{
+	const struct claw_outbox *outbox = &core->outbox;
+	uint32_t index = connection & UINT16_MAX;
+	if (!connection || index >= outbox->connection_used || outbox->connections[index].id != connection)
+		return -ENOENT;
+	int count = 0;
+	uint32_t at = outbox->connections[index].attachments;
+	for (*ret_unpaced = 0; at != CLAW_NONE; at = outbox->attachments[at].next_of_connection) {
+		const struct claw_stream *stream = &core->streams.table[outbox->attachments[at].stream];
+		if (stream->state != CLAW_STREAM_LIVE)
+			continue;
+		count++;
+		*ret_unpaced += mode_of(core, stream) == CLAW_PACE_OFF;
+	}
+	return count;
 }

@@ -22,6 +22,7 @@ from clawd.keys import SERVER_FILE, Allowed, AllowList, Pair, read_pair
 from clawd.server.lanes import STRANGER_NS, Connection, Lane, Route
 from clawd.server.network import TcpWay
 from clawd.server.relay import ROLES
+from clawd.server.shaping import RowWay, Shaping, lanes
 from clawd.server.tcp import fast_open, is_loopback, listen
 from clawd.server.tcpdoor import TcpDoor
 from clawd.server.zap import DOMAIN, Zap
@@ -56,6 +57,8 @@ class Session:
     routes: dict[int, Route] = field(default_factory=dict)
     connection: Connection | None = None
     way: TcpWay | None = None
+    rows: list[RowWay] = field(default_factory=list)
+    """Of its sockets, bulk first, where clawd-kernel shapes them."""
     is_doubled: bool = False
 
 
@@ -77,9 +80,17 @@ class Far:
         self._pair, self._allow = _keys(config.keys_dir)
         self._zap = Zap(relay.context, self._allow)
         self._unseen.add(self._zap)
-        for host, port in config.tcp_listen:
-            for kind in (lib.CLAW_LANE_BULK, lib.CLAW_LANE_EXPRESS):
-                self._listen(host, port if kind == lib.CLAW_LANE_BULK else port + 1, kind, config)
+        places = [
+            (host, port + later, kind)
+            for host, port in config.tcp_listen
+            for later, kind in enumerate((lib.CLAW_LANE_BULK, lib.CLAW_LANE_EXPRESS))
+        ]
+        names = {lib.CLAW_LANE_BULK: "bulk", lib.CLAW_LANE_EXPRESS: "express"}
+        # Before anybody can connect: sockets that are there already are not shaped
+        self._shaping = Shaping(lanes((port, names[kind]) for _, port, kind in places))
+        self._shaping.poll()
+        for host, port, kind in places:
+            self._listen(host, port, kind, config)
 
     def apply(self, config: Config) -> None:
         """What a reload may change."""
@@ -140,6 +151,7 @@ class Far:
         """Before the lanes are. Join the threads after the context's end."""
         for listener in self._listeners:
             listener.close()
+        self._shaping.close()
         self._zap.close()
         return [door.close() for door in self._doors.values()]
 
@@ -226,6 +238,7 @@ class Far:
         peer = self._doors[bulk.lane].peer(bulk.fd)
         if peer and not is_loopback(peer):
             session.way = TcpWay(bulk.fd)
+            session.rows = [RowWay(self._shaping, self._doors[each.lane].cookie(each.fd)) for each in (bulk, express)]
             self._core.network(connection.number, far=True)
         log.event("client connected", client=session.label.label, address=peer, connection=connection.number)
 
@@ -269,6 +282,7 @@ class Far:
                 log.warning("key passed over", reason=flaw)
         for door in self._doors.values():
             door.expire(now_ns)
+        self._shaping.poll()
         # One period early, so that one who fell silent is found within twice the keepalive and not later
         silent_ns = now_ns - 2 * self.keepalive_ns + period_ns
         for route in list(self._by_fd.values()):
@@ -289,9 +303,10 @@ class Far:
     def _note(self, connection: Connection, session: Session, way: TcpWay) -> None:
         """What the kernel knows of the way: for the pacer, and whether one copy of a frame is enough."""
         bulk = connection.bulk
-        network = way.look() if self._doors[bulk.lane].lives(bulk.fd) else None
+        network = session.rows[0].look_or(way) if self._doors[bulk.lane].lives(bulk.fd) else None
         if network is None:
             return
+        self._pace(connection, session.rows)
         self._core.network(connection.number, loss_ppm=network.loss_ppm, jitter_us=network.jitter_us, far=True)
         limit_ppm = self._loss_on_ppm // 2 if session.is_doubled else self._loss_on_ppm
         is_doubled = network.loss_ppm > limit_ppm
@@ -300,6 +315,16 @@ class Far:
             self._core.double(connection.number, is_doubled)
             what = "way loses much, frames go on both lanes" if is_doubled else "way loses little, one lane is enough"
             log.event(what, connection=connection.number, loss_ppm=network.loss_ppm)
+
+    def _pace(self, connection: Connection, rows: list[RowWay]) -> None:
+        """Have the kernel send no faster than its streams need, so that what they do not need is others'."""
+        if self._shaping.rows is None:
+            return
+        streams, unpaced = self._core.streams_of(connection.number)
+        totals = self._core.refresh_totals()
+        token_bytes = totals.frame_bytes // totals.sent if totals.sent else 0
+        for row in rows:
+            row.pace(0 if unpaced else streams, token_bytes)
 
 
 def _keys(directory: Path) -> tuple[Pair | None, AllowList | None]:

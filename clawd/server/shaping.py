@@ -75,6 +75,8 @@ class Rows:
 
     def find(self, cookie: int) -> dict[str, int] | None:
         """The row of a socket, with its `slot`; None: it has none."""
+        if not cookie:
+            return None  # that of free slots
         for probe in range(PROBES):
             slot = (cookie + probe) & (self._entries - 1)
             if self._number(slot, "cookie") == cookie:

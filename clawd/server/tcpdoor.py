@@ -56,6 +56,10 @@ class TcpDoor(Monitor):
         """It has said something, so it has shown what it must."""
         self._strangers.pop(fd, None)
 
+    def cookie(self, fd: int) -> int:
+        """Of the connection that came with this number; 0, which none has, when it is gone."""
+        return self._cookies.get(fd, 0)
+
     def lives(self, fd: int) -> bool:
         """Whether the number is still the connection that it was when it came."""
         connection = self._borrow(fd)
