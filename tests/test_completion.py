@@ -19,6 +19,8 @@ from clawd.ctl.main import VERBS
 from tests.daemon import PATIENCE_S
 from tests.test_ctl import clawctl
 
+pytestmark = pytest.mark.plain
+
 COMMON = {"--help", "--runtime-dir", "--json"}
 
 

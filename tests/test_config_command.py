@@ -17,6 +17,8 @@ from clawd.config import DAEMON_SETTINGS, ROWS, SETTINGS
 from tests.daemon import Daemon
 from tests.test_sources import WECLAW
 
+pytestmark = pytest.mark.plain
+
 GOOD = "[stream]\nkeep = 20s # 保留\nbuffer_size = 64k\n"
 
 

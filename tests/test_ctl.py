@@ -25,6 +25,8 @@ from clawd.errors import AttachError
 from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
 
+pytestmark = pytest.mark.plain
+
 LISTS = ("streams", "producers", "consumers")
 LOOKS = ("status", *LISTS)
 HOSTILE = "e\x1b[31mvil\u202e"

@@ -22,6 +22,8 @@ import pytest
 import clawd.ctl.demo
 from clawd.page import read_instance
 
+pytestmark = pytest.mark.plain
+
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(clawd.ctl.demo.__file__).parent
 TEXTS = {name: (HERE / f"{name}.txt").read_bytes() for name in ("english", "chinese", "figures")}

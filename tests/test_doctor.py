@@ -24,6 +24,8 @@ from tests.daemon import Daemon
 from tests.rogue.producer import Rogue
 from tests.test_ctl import clawctl
 
+pytestmark = pytest.mark.plain
+
 
 def found(runtime_dir: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit code, and the last finding of each check."""

@@ -23,6 +23,8 @@ from tests.gateway import Gateway
 from tests.history import History
 from tests.test_access import Site
 
+pytestmark = pytest.mark.plain
+
 
 class Nodes:
     """Two clawds by tcp, one by its directory, and one that is down."""

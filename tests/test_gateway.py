@@ -19,6 +19,8 @@ from tests.daemon import PATIENCE_S, Daemon, until
 from tests.gateway import Events, Gateway, Told
 from tests.history import Got, History, Seen
 
+pytestmark = pytest.mark.plain
+
 TEXT = "aß語🦞e\u0301 — 👩\u200d🚀\n\ufeff.\U0001f1e9\U0001f1ea!"
 
 

@@ -24,6 +24,8 @@ from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.gateway import COMMAND, Answer, Gateway, read_all
 
+pytestmark = pytest.mark.plain
+
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:

@@ -23,6 +23,8 @@ from clawd.producer import Producer, Stream
 from tests.daemon import Daemon, until
 from tests.gateway import Gateway
 
+pytestmark = pytest.mark.plain
+
 WORDS = ["Hel", "lo, ", "wör", "ld 🦞", " <b>&amp;</b>\n", '"quoted"', " \u2028 end."]
 
 
@@ -48,6 +50,7 @@ def test_curl_sees_text_as_it_comes_and_its_end_cancels(gateway: Gateway, engine
             stream.write(word)
             while True:  # this word, before the next one was written
                 line = curl.stdout.readline()
+                assert line, "curl ended"
                 if line.startswith("data: "):
                     break
             assert json.loads(line[6:])["text"] == word

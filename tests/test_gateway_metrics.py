@@ -25,6 +25,8 @@ from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.gateway import Gateway
 
+pytestmark = pytest.mark.plain
+
 MONITORING = Path(str(files("clawd.gateway"))) / "monitoring"
 RULES, DASHBOARD = MONITORING / "clawd.rules.yml", MONITORING / "dashboard.json"
 

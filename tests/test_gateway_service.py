@@ -7,6 +7,8 @@ import signal
 import socket
 from collections.abc import Callable
 
+import pytest
+
 import eventloop
 from clawd.aconsumer import AsyncConsumer
 from clawd.gateway.event import OpenAI, Sse
@@ -16,6 +18,8 @@ from clawd.producer import Producer
 from eventloop import on_loop
 from tests.daemon import Daemon, until
 from tests.gateway import Gateway
+
+pytestmark = pytest.mark.plain
 
 
 def test_delete_cancels_for_everybody(gateway: Gateway, engine: Producer) -> None:

@@ -18,6 +18,8 @@ from clawd.units import format_names, parse_names
 from tests.daemon import Daemon
 from tests.test_ctl import let_in
 
+pytestmark = pytest.mark.plain
+
 Start = Callable[..., Daemon]
 NOBODY, GROUP = 65534, 4242
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

@@ -24,6 +24,8 @@ from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.test_ctl import busy, clawctl, command, hostile_producer
 
+pytestmark = pytest.mark.plain
+
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
