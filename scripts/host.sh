@@ -43,6 +43,7 @@ wipe() {
 	instance=$(head -n 1 /run/clawd/instance 2>/dev/null || true)
 	if [[ $instance =~ ^[0-9a-f]{16}$ ]]; then rm -f /dev/shm/clawd-"$instance"-*; fi
 	rm -rf /run/clawd /run/clawd-kernel /run/clawd-gateway /var/lib/clawd-kernel
+	rmdir /etc/clawd/keys/allow /etc/clawd/keys 2>/dev/null || true
 	if [ -d /etc/clawd ] && ! rmdir /etc/clawd 2>/dev/null; then
 		for path in /etc/clawd/*; do kept+=("$path"); done
 	fi

@@ -79,12 +79,16 @@ def figure(name: str, value: object) -> None:
 class Traffic:
     """Streams that an engine writes and a service reads, both of the user `engine`, until `finish`."""
 
-    def __init__(self, prefix: str, streams: int = 3, interval_s: float = 0.05) -> None:
+    def __init__(
+        self, prefix: str, streams: int = 3, interval_s: float = 0.05, *, within: tuple[str, ...] = (), **reader: str
+    ) -> None:
+        """`within`: a command before it. `reader`: what its client is made with."""
         command = [str(OPT / "bin/python"), "-P", str(SOURCE / "tests/machine/traffic.py"), prefix]
         command += ["--streams", str(streams), "--interval", str(interval_s)]
+        command += ["--reader", json.dumps(reader)]
         environment = ["env", f"PYTHONPATH={SOURCE}/tests:{SOURCE}/tests/machine", "PYTHONDONTWRITEBYTECODE=1"]
         self._process = subprocess.Popen(
-            [*as_user("engine"), *environment, *command],
+            [*within, *as_user("engine"), *environment, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -49,8 +49,8 @@ class Reader:
                         print("flowing", flush=True)
             self.got[name] = {"tokens": tokens, "gaps": len(reading.gaps), "end": reading.end_reason}
 
-    async def run(self) -> None:
-        async with AsyncConsumer() as consumer:
+    async def run(self, options: dict[str, str]) -> None:
+        async with AsyncConsumer(**options) as consumer:  # type: ignore[arg-type]
             await asyncio.gather(*(self.read(consumer, name) for name in self.names))
         print(json.dumps({"got": self.got, "silence_ms": self.silence_ns / 1e6}), flush=True)
 
@@ -92,11 +92,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=3)
     parser.add_argument("--interval", type=float, default=0.05)
     parser.add_argument("--read", action="store_true")
+    parser.add_argument("--reader", type=json.loads, default={})
     options = parser.parse_args()
     if options.read:
-        asyncio.run(Reader(options.prefix, options.streams).run())
+        asyncio.run(Reader(options.prefix, options.streams).run(options.reader))
         return
     command = [sys.executable, "-P", __file__, options.prefix, "--streams", str(options.streams), "--read"]
+    command += ["--reader", json.dumps(options.reader)]
     reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert reader.stdout
     history, ended = History(), threading.Event()
