@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import AF_INET6, create_server
 from typing import Any
 
 import pytest
@@ -28,15 +29,15 @@ from tests.daemon import PATIENCE_S, Daemon
 class Site:
     """A daemon on loopback, with keys."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, host: str = "127.0.0.1") -> None:
         directory.mkdir(exist_ok=True)
         self.keys = directory / "keys"
         self.directory = directory
         self.server = make_server(self.keys)
         self.port = ports.pair()
-        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+        self.endpoint = f"tcp://{host}:{self.port}"
         self.daemon = Daemon(
-            directory / "run", "--tcp-listen", f"127.0.0.1:{self.port}", "--keys-dir", str(self.keys), *flags
+            directory / "run", "--tcp-listen", f"{host}:{self.port}", "--keys-dir", str(self.keys), *flags
         )
         self.right = self.key("right")
 
@@ -344,3 +345,15 @@ def test_a_thread_that_reads_is_woken_by_a_token_from_far(site: Site) -> None:
         stream.close()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+def test_an_address_of_ipv6_serves_likewise(tmp_path: Path) -> None:
+    try:
+        with create_server(("::1", 0), family=AF_INET6):
+            pass
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error.strerror}")
+    site = Site(tmp_path, host="[::1]")
+    with site.daemon:
+        site.serves(site.right)
+        site.daemon.log.wait("client connected", "address=::1")
