@@ -16,6 +16,7 @@ from pathlib import Path
 
 import counts
 from mutant import COMMIT, DISTURB, EDGE, FUZZ, PUBLISH, RACE, TORN, Mutant
+from mutants_far import FAR
 from mutants_start import START
 from mutants_tune import TUNE
 
@@ -217,6 +218,7 @@ MUTANTS = (
         COMMIT,
         often=True,
     ),
+    *FAR,
     *START,
     *TUNE,
     Mutant(

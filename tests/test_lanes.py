@@ -80,6 +80,12 @@ def test_a_first_token_goes_on_both_lanes_and_alone(lanes: Lanes) -> None:
     assert lanes.rig.core.refresh_totals().copied_frames == 2
 
 
+def test_what_was_said_at_open_goes_ahead_on_both_lanes(lanes: Lanes) -> None:
+    lanes.attach(1, "s")
+    lanes.ring.open(1, "s")
+    assert tokens(lanes.turn()) == [(BOTH, [])]
+
+
 def test_a_first_token_passes_a_backlog_that_fills_the_bulk_lane(lanes: Lanes) -> None:
     lanes.backlog()
     lanes.attach(2, "new")
@@ -106,6 +112,20 @@ def test_a_lane_that_takes_nothing_is_left_behind_so_far_and_no_further(lanes: L
     assert lanes.turn() == []
     lanes.ack_bulk()
     assert lanes.turn() != []
+
+
+def test_an_express_lane_that_takes_nothing_is_left_behind_so_far_and_bulk_goes_on(lanes: Lanes) -> None:
+    lanes.rig.core.double(lanes.client, True)
+    lanes.backlog()
+    alone = 0
+    for _ in range(100):
+        lanes.ack_bulk()
+        alone += sum(lane == BULK for lane, _ in lanes.turn())
+        rig.write_some(lanes.ring, 1, 0, 8, 500)
+    assert alone > 0
+    assert lib.CLAW_WINDOW < lanes.express <= lib.CLAW_LANE_BEHIND * lib.CLAW_WINDOW
+    assert lanes.ack_express()
+    assert [lane for lane, _ in lanes.turn()] == [BOTH]
 
 
 def test_all_frames_are_doubled_while_the_way_loses_much(lanes: Lanes) -> None:
