@@ -63,7 +63,7 @@ def test_with_the_default_limits_it_takes_at_most_8_mib() -> None:
 
 
 def test_every_row_is_whole_words_and_its_seq_is_first() -> None:
-    for name in ("stream", "ring", "connection"):
+    for name in ("stream", "ring", "connection", "mark"):
         assert ffi.sizeof(f"struct claw_page_{name}") % 8 == 0
         assert ffi.offsetof(f"struct claw_page_{name}", "seq") == 0
 
@@ -172,6 +172,45 @@ def test_a_row_whose_writer_stopped_in_it_is_passed_over_and_counted(tmp_path: P
         poke(shared(runtime_dir), first, struct.pack("<Q", 8))
         assert [row["name"] for row in stats.streams(page)] == ["a", "b"]
         assert page.unread == 0
+
+
+def test_what_came_lately_is_what_came_since_the_older_mark(tmp_path: Path) -> None:
+    mark_ns = lib.CLAW_PAGE_MARK_S * 10**9
+    with shown(tmp_path) as (rig, runtime_dir), Page(runtime_dir) as page:
+        ring = rig.ring()
+        ring.open(1, "s")
+        seen = []
+        for number in range(5):
+            now_ns = 1 + number * mark_ns
+            for _ in range(1 + number):
+                ring.put(lib.CLAW_TOKEN, 1, b"x", at=now_ns)
+            rig.turn(now_ns)
+            lately = page.lately(lib.CLAW_HIST_COMMIT)
+            assert lately.count == sum(lately.bucket)
+            seen.append(lately.count)
+        # at the start there is a mark; later each turn of these makes one, of what there was with its own tokens
+        assert seen == [1, 1 + 2, 3, 4, 5]
+        assert page.hist(lib.CLAW_HIST_COMMIT).count == 15
+
+
+def test_what_waited_for_a_clawd_that_took_over_is_not_lately(tmp_path: Path) -> None:
+    settle_ns = lib.CLAW_PAGE_SETTLE_S * 10**9
+    with shown(tmp_path) as (rig, runtime_dir):
+        ring = rig.ring()
+        ring.open(1, "s")
+        rig.turn(2)
+        size = shared(runtime_dir).stat().st_size
+        for length in (0, size):  # each clawd has a page of its own
+            os.truncate(shared(runtime_dir), length)
+        rig.restart()
+        rig.core.publish(10, 10**9, "1.2.3", runtime_dir)
+        with Page(runtime_dir) as page:
+            assert page.totals().recovered_rings == 1
+            for passed_ns, lately in ((0, 0), (settle_ns - 1, 0), (settle_ns, 0), (settle_ns + 1, 1)):
+                ring.put(lib.CLAW_TOKEN, 1, b"x", at=10**9)
+                rig.turn(10**9 + passed_ns)
+                assert page.lately(lib.CLAW_HIST_COMMIT).count == lately, passed_ns
+            assert page.hist(lib.CLAW_HIST_COMMIT).count == 4
 
 
 def test_lengths_that_no_clawd_writes_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from clawd.consumer import Consumer
+from clawd.core import lib
 from clawd.ctl import symptoms
 from clawd.page import Page
 from clawd.producer import Producer
@@ -77,6 +78,23 @@ def test_tokens_that_wait_in_their_ring_ask_for_a_larger_one(victim: Daemon) -> 
         assert finding.level == "warn"
         assert finding.fix
         assert finding.fix.startswith("put buffer_size = 256k below [stream], clawctl reload")
+
+
+def test_what_waited_for_a_clawd_that_was_away_asks_for_nothing(victim: Daemon) -> None:
+    with Producer("engine", victim.runtime_dir) as producer:
+        made = producer.open("s", block=20)
+        made.write("token", block=20)
+        with Page(victim.runtime_dir) as page:
+            until(lambda: page.totals().tokens == 1, "the first token")
+        victim.kill()
+        for _ in range(COUNT):
+            made.write("token")
+        time.sleep(2 * symptoms.STALL_NS / 1e9)  # what they wait is what is measured
+        victim.start()
+        with Page(victim.runtime_dir) as page:
+            until(lambda: page.totals().tokens == COUNT, "all tokens")
+            assert page.quantiles(lib.CLAW_HIST_COMMIT, (0.5,))[1][0] > symptoms.STALL_NS
+            assert symptoms.check_stalls(page).level == "ok"
 
 
 def checks(net: Namespace) -> dict[str, dict[str, Any]]:

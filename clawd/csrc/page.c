@@ -39,6 +39,7 @@ static void lay_out(struct claw_page_header *ret_header, uint32_t streams, uint3
 	place(&ret_header->streams, &at, sizeof(struct claw_page_stream), streams);
 	place(&ret_header->rings, &at, sizeof(struct claw_page_ring), rings);
 	place(&ret_header->connections, &at, sizeof(struct claw_page_connection), connections);
+	place(&ret_header->marks, &at, sizeof(struct claw_page_mark), CLAW_PAGE_MARKS);
 	ret_header->layout = CLAW_PAGE_LAYOUT;
 	ret_header->bytes = at;
 }
@@ -74,6 +75,7 @@ int claw_page_init(struct claw_page *ret_page, int fd, uint32_t stream_count, ui
 		.streams = (struct claw_page_stream *)(base + header.streams.offset),
 		.rings = (struct claw_page_ring *)(base + header.rings.offset),
 		.connections = (struct claw_page_connection *)(base + header.connections.offset),
+		.marks = (struct claw_page_mark *)(base + header.marks.offset),
 		.bytes = header.bytes,
 	};
 	return 0;
@@ -169,6 +171,15 @@ void claw_page_put_connection(struct claw_page *page, uint32_t index, const stru
 	use(&page->header->connections, index);
 }
 
+void claw_page_mark(struct claw_page *page, uint64_t now_ns)
+{
+	struct claw_page_mark *to = &page->marks[page->mark_count++ % CLAW_PAGE_MARKS];
+	uint64_t odd = begin(&to->seq);
+	claw_store_relaxed(&to->at_ns, now_ns);
+	put_words((uint64_t *)to->hists, page->hists, sizeof(to->hists));
+	end(&to->seq, odd);
+}
+
 uint32_t claw_page_cut(const uint8_t *text, uint32_t len, uint32_t room)
 {
 	if (len <= room)
@@ -215,6 +226,7 @@ static int is_sound(const struct claw_page_header *header, uint64_t bytes)
 	       is_placed(&header->streams, bytes, sizeof(struct claw_page_stream)) &&
 	       is_placed(&header->rings, bytes, sizeof(struct claw_page_ring)) &&
 	       is_placed(&header->connections, bytes, sizeof(struct claw_page_connection)) &&
+	       is_placed(&header->marks, bytes, sizeof(struct claw_page_mark)) &&
 	       memchr(header->version, 0, sizeof(header->version)) &&
 	       memchr(header->runtime_dir, 0, sizeof(header->runtime_dir));
 }
@@ -352,4 +364,10 @@ int claw_view_connection(struct claw_view *view, uint32_t index, struct claw_pag
 	if (result <= 0)
 		return result;
 	return is_peer(&ret_row->peer) ? ret_row->number != 0 : -EBADMSG;
+}
+
+int claw_view_mark(struct claw_view *view, uint32_t index, struct claw_page_mark *ret_row)
+{
+	int result = read_row(view, &view->header.marks, index, ret_row);
+	return result <= 0 ? result : ret_row->at_ns != 0;
 }

@@ -8,12 +8,15 @@
  */
 enum {
 	CLAW_PAGE_MAGIC = 0x53574c43, /* "CLWS" */
-	CLAW_PAGE_LAYOUT = 1,
+	CLAW_PAGE_LAYOUT = 2,
 	CLAW_PAGE_REASON = 96, /* bytes; what is longer is cut at a character */
 	CLAW_PAGE_LABEL = 64,
 	CLAW_PAGE_VERSION = 32,
 	CLAW_PAGE_PATH = 256,
 	CLAW_PAGE_BYTES_MAX = 0x40000000,
+	CLAW_PAGE_MARKS = 2,
+	CLAW_PAGE_MARK_S = 300,
+	CLAW_PAGE_SETTLE_S = 10, /* until a clawd that took over rings has made good what waited for it */
 };
 
 /* Where a table is and how much of it was ever used */
@@ -36,7 +39,7 @@ struct claw_page_header {
 	uint32_t clients; /* that said hello on the control socket */
 	char version[CLAW_PAGE_VERSION]; /* of clawd, NUL-terminated, as is */
 	char runtime_dir[CLAW_PAGE_PATH]; /* where it serves; empty when that is too long */
-	struct claw_page_table totals, hists, streams, rings, connections;
+	struct claw_page_table totals, hists, streams, rings, connections, marks;
 	uint64_t beat; /* one more each turn, and a turn comes at least each second */
 	uint64_t beat_ns; /* when */
 };
@@ -90,6 +93,16 @@ enum {
 	CLAW_HIST_RELEASE = 6, /* how far from when it was due a token was released */
 	CLAW_HIST_FIRST_REQUESTED = 7, /* those of FIRST whose producer told when it was requested */
 	CLAW_HIST_COUNT = 8,
+};
+
+/*
+ * What the histograms were at one moment. There is a new one each CLAW_PAGE_MARK_S in place of the oldest, so what came
+ * since the older of the two is what came lately.
+ */
+struct claw_page_mark {
+	uint64_t seq;
+	uint64_t at_ns; /* 0 = none */
+	struct claw_hist hists[CLAW_HIST_COUNT];
 };
 
 /* What changes with each token is the first 80 bytes. Bytes of a name or a reason beyond their length mean nothing. */
@@ -183,3 +196,4 @@ int claw_view_hist(struct claw_view *view, uint32_t which, struct claw_hist *ret
 int claw_view_stream(struct claw_view *view, uint32_t index, struct claw_page_stream *ret_row);
 int claw_view_ring(struct claw_view *view, uint32_t index, struct claw_page_ring *ret_row);
 int claw_view_connection(struct claw_view *view, uint32_t index, struct claw_page_connection *ret_row);
+int claw_view_mark(struct claw_view *view, uint32_t index, struct claw_page_mark *ret_row);

@@ -10,7 +10,7 @@
 
 #include "page.cdef.h"
 
-_Static_assert(sizeof(struct claw_page_header) == 472, "layout of a page's header");
+_Static_assert(sizeof(struct claw_page_header) == 496, "layout of a page's header");
 _Static_assert(offsetof(struct claw_page_header, bytes) == 8, "the words every layout has");
 _Static_assert(sizeof(struct claw_page_stream) == 464, "layout of a stream's row");
 _Static_assert(offsetof(struct claw_page_stream, requested_ns) == 80, "what changes often comes first");
@@ -32,6 +32,9 @@ struct claw_page {
 	struct claw_page_stream *streams;
 	struct claw_page_ring *rings;
 	struct claw_page_connection *connections;
+	struct claw_page_mark *marks;
+	uint64_t mark_count; /* ever made */
+	uint64_t mark_due_ns;
 	uint64_t bytes;
 };
 
@@ -42,6 +45,8 @@ int claw_page_init(struct claw_page *ret_page, int fd, uint32_t stream_count, ui
 void claw_page_deinit(struct claw_page *page);
 void claw_page_publish(struct claw_page *page);
 void claw_page_beat(struct claw_page *page, uint64_t now_ns);
+/* Keep what the histograms are now */
+void claw_page_mark(struct claw_page *page, uint64_t now_ns);
 /* Write a row: all of it, or only what changes often. Its seq is not the caller's. */
 void claw_page_put_stream(struct claw_page *page, uint32_t index, const struct claw_page_stream *row, int whole);
 void claw_page_put_ring(struct claw_page *page, uint32_t index, const struct claw_page_ring *row, int whole);

@@ -6,6 +6,8 @@
 #include "barrier.h"
 #include "turn.h"
 
+#define NS 1000000000ull
+
 /* Rows are not cleared first: what is not set is not written */
 static void show_stream(struct claw_core *core, uint32_t index, int whole)
 {
@@ -108,6 +110,10 @@ void claw_show(struct claw_core *core, uint64_t now_ns)
 		connection->unshown = 0;
 	}
 	show_totals(core);
+	if (now_ns >= core->page.mark_due_ns) {
+		claw_page_mark(&core->page, now_ns);
+		core->page.mark_due_ns = now_ns + CLAW_PAGE_MARK_S * NS;
+	}
 	claw_page_beat(&core->page, now_ns);
 }
 
@@ -134,6 +140,8 @@ void claw_core_publish(struct claw_core *core, uint32_t pid, uint64_t daemon_epo
 	size_t len = strlen(runtime_dir);
 	if (len < sizeof(header->runtime_dir))
 		memcpy(header->runtime_dir, runtime_dir, len);
+	/* What an adopted ring holds waited for clawd: that says nothing of how it is now */
+	core->page.mark_due_ns = started_ns + (core->totals->recovered_rings ? CLAW_PAGE_SETTLE_S * NS : 0);
 	claw_show(core, started_ns);
 	claw_page_publish(&core->page);
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What operators see and what is behind it: a slow first token, stalls, lost connections, ports that run out. From
-clawd's figures and from the counters of this network namespace.
+clawd's figures of the last minutes and from the counters of this network namespace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from clawd.core import lib
 from clawd.ctl import render
 from clawd.ctl.check import Finding
 from clawd.errors import ClawdError
-from clawd.page import Page
+from clawd.page import Page, quantiles
 
 FIRST_NS = 300_000_000
 """A first token that comes later is felt as a wait."""
@@ -43,10 +43,10 @@ def find_symptoms(runtime_dir: Path) -> Iterator[Finding]:
 
 
 def check_first_token(page: Page) -> Finding:
-    count, (first,) = page.quantiles(lib.CLAW_HIST_FIRST, (0.95,))
+    count, (first,) = quantiles(page.lately(lib.CLAW_HIST_FIRST), (0.95,))
     if count < ENOUGH or first <= FIRST_NS:
         return Finding("first_token", "ok", "first tokens come within 300ms, as far as there were any")
-    _, (ours,) = page.quantiles(lib.CLAW_HIST_SEND, (0.95,))
+    _, (ours,) = quantiles(page.lately(lib.CLAW_HIST_SEND), (0.95,))
     what = f"first tokens take {render.duration(first)} (P95 of {count}), {render.duration(ours)} of it in clawd"
     if ours > FIRST_NS // 3:
         fix = "clawctl consumers shows who is blocked, clawctl tune what the kernel may do; see clawctl(1)"
@@ -57,7 +57,7 @@ def check_first_token(page: Page) -> Finding:
 
 
 def check_stalls(page: Page) -> Finding:
-    count, (late,) = page.quantiles(lib.CLAW_HIST_COMMIT, (0.99,))
+    count, (late,) = quantiles(page.lately(lib.CLAW_HIST_COMMIT), (0.99,))
     ring = max(page.rings(), key=lambda row: row.used_bytes / max(1, row.ring_bytes), default=None)
     share = ring.used_bytes / max(1, ring.ring_bytes) if ring is not None else 0.0
     if share < FULL and (count < ENOUGH or late <= STALL_NS):

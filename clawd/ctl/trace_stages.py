@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from clawd import protocol
-from clawd.core import ffi, lib
+from clawd.core import lib
 from clawd.ctl import render
 from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError, HostError
 from clawd.kernel.tracer import CLASSES, Hist, Look, Tracer
-from clawd.page import quantiles
+from clawd.page import minus, quantiles
 
 SHARES = (0.50, 0.90, 0.99)
 # What the latency budget of a first token, 200 ms, gives to each part: the model 100, clawd 30, the network 50
@@ -104,7 +104,7 @@ class Trace:
             if int(page.header().pid) != self._pid:
                 raise HostError("clawd was started again meanwhile", "trace again")
             for name, klass, since, which, budget_us in USER:
-                hist = _minus(page.hist(which), self._before[which])
+                hist = minus(page.hist(which), self._before[which])
                 count, values = quantiles(hist, SHARES)
                 # The longest ever is known, and the longest since then only by its bucket
                 longest = quantiles(hist, (1.0,))[1][0]
@@ -155,15 +155,6 @@ def lanes_of(runtime_dir: Path) -> dict[int, str]:
         bulk = int(found[1])
         lanes |= {bulk: "rest", bulk + 1: "first"}
     return lanes
-
-
-def _minus(now: Any, before: Any) -> Any:
-    """A struct claw_hist of what came between the two."""
-    found = ffi.new("struct claw_hist *")
-    found.count = max(0, now.count - before.count)
-    for at in range(lib.CLAW_HIST_BUCKETS):
-        found.bucket[at] = max(0, now.bucket[at] - before.bucket[at])
-    return found
 
 
 def _us(value_ns: int) -> float:
