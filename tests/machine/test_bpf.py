@@ -139,7 +139,7 @@ def test_delay_and_loss_of_the_way_are_in_a_sockets_row() -> None:
 
 
 def packet_programs() -> int:
-    """On clawd's own group: systemd's, by which IPAddressDeny= works, and those that trace has put beside them."""
+    """On clawd's own group: systemd's, where the unit has IPAddressDeny=, and trace's."""
     program = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
         "from tests.test_bpf_tracer import attached\nfrom clawd.kernel.tracer import cgroup_of\n"
