@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -234,6 +235,30 @@ def test_a_generation_of_the_handshake_is_not_used_twice(rig: Rig) -> None:
     rig.turn()
     with rig.asleep(ring):
         assert int(ring.ctl.need_wake) == asleep + 2
+
+
+def waited_ns(rig: Rig) -> int:
+    began_ns = time.monotonic_ns()
+    assert rig.core.wait(10 * SECOND) == []
+    return time.monotonic_ns() - began_ns
+
+
+def test_a_ring_whose_producer_does_not_come_is_looked_at_ever_more_seldom(rig: Rig) -> None:
+    ring = rig.ring()
+    ring.open(0, "s")
+    rig.restart()
+    rig.turn()
+    waits = [waited_ns(rig) for _ in range(8)]
+    assert min(waits[:2]) < 60_000_000 < min(waits[6:]), "as soon as it may come, then rarely"
+    ring.write(0, b"x")
+    assert rig.core.wait(10 * SECOND) == []
+    rig.turn()
+    assert rig.core.refresh_totals().tokens == 1
+    for _ in range(6):  # while it writes it is looked at often
+        ring.write(0, b"x")
+        assert rig.core.wait(10 * SECOND) == []
+        rig.turn()
+    assert min(waited_ns(rig) for _ in range(2)) < 60_000_000
 
 
 def test_a_ring_is_polled_until_its_producer_signals(rig: Rig) -> None:

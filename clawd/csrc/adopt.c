@@ -104,6 +104,7 @@ int claw_ring_adopt(struct claw_core *core, int data_fd, int ctl_fd, uint64_t ri
 	ring->polled = 1;
 	claw_count(&core->totals->recovered_rings, 1);
 	core->polled++;
+	core->poll_ns = 0;
 	uint32_t from, to = orphans_of(core, ring_id, &from);
 	ring->known_seq = find_known(core, ring, from, to);
 	take_streams(core, ring, from, to, now_ns);

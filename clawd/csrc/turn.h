@@ -65,6 +65,7 @@ struct claw_core {
 	struct claw_orphan *orphans; /* streams that a start found, in the order of their rings, until those are adopted */
 	uint32_t orphan_count;
 	uint32_t polled; /* rings that are */
+	uint64_t poll_ns; /* how soon next, 0 = they are new */
 	struct claw_outcome outcome;
 	struct claw_event events[CLAW_EVENT_COUNT];
 	struct claw_page page;

@@ -14,7 +14,8 @@ enum {
 	MUTE_FIRST_NS = 1000000,
 	MUTE_MAX_NS = 1000000000,
 	SIGNAL_GRACE_NS = 20000000,
-	POLL_NS = 2000000, /* how often a ring is looked at whose producer cannot signal yet */
+	POLL_NS = 2000000, /* how soon a ring is looked at again whose producer cannot signal yet */
+	POLL_MAX_NS = 64000000, /* where that ends which doubles with each look in vain: it may never come to attach again */
 };
 
 /* epoll's word for a ring's eventfd; Python's tags are below */
@@ -108,7 +109,7 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 {
 	struct epoll_event events[EVENTS_MAX];
 	int limit = tag_max < EVENTS_MAX ? tag_max : EVENTS_MAX;
-	int asleep = 0;
+	int asleep = 0, polls = 0;
 	uint64_t muted_ns = unmute(core);
 	if (core->pending)
 		timeout_ns = 0;
@@ -119,8 +120,12 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 		timeout_ns = earlier(timeout_ns, core->outbox.unmet_ns);
 		timeout_ns = earlier(timeout_ns, claw_grace_due(&core->streams));
 		timeout_ns = earlier(timeout_ns, muted_ns);
-		if (core->polled && (timeout_ns < 0 || timeout_ns > POLL_NS))
-			timeout_ns = POLL_NS;
+		if (!core->poll_ns)
+			core->poll_ns = POLL_NS;
+		if (core->polled && (timeout_ns < 0 || (uint64_t)timeout_ns > core->poll_ns)) {
+			timeout_ns = (int64_t)core->poll_ns;
+			polls = 1;
+		}
 		for (uint32_t i = 0; i < core->ring_used; i++)
 			if (claw_ring_is_drained(&core->rings[i]) && !core->rings[i].polled)
 				claw_drain_sleep(&core->rings[i].drain);
@@ -128,11 +133,15 @@ int claw_wait(struct claw_core *core, int64_t timeout_ns, uint32_t *ret_tags, in
 		 * we sleep, or we see its head. Without both, a token can lie there unseen. */
 		claw_fence_full();
 		asleep = !any_data(core, 1);
-		if (!asleep)
+		if (!asleep) {
 			timeout_ns = 0;
+			core->poll_ns = 0; /* from the shortest on again */
+		}
 		claw_count(&core->totals->sleeps, (uint64_t)asleep);
 	}
 	int count = poll_events(core, events, limit, timeout_ns);
+	if (polls && asleep && count == 0)
+		core->poll_ns = any_data(core, 1) ? POLL_NS : core->poll_ns * 2 < POLL_MAX_NS ? core->poll_ns * 2 : POLL_MAX_NS;
 	if (asleep && count == 0 && !muted_ns && any_data(core, 0)) {
 		/* Its producer may be on the way from head to its signal. One that does not come is a lost wake-up. */
 		count = poll_events(core, events, limit, SIGNAL_GRACE_NS);
