@@ -490,3 +490,6 @@ def test_times_are_accounted_once_a_frame_is_sent() -> None:
         count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_FIRST, (0.5,))
         assert count == 1
         assert p50 == pytest.approx(6_000_000, rel=0.035)
+        count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_WRITTEN, (0.5,))
+        assert count == 1
+        assert p50 == pytest.approx(5_000_000, rel=0.035)

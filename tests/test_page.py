@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,28 @@ def test_it_shows_what_a_turn_did(tmp_path: Path) -> None:
         assert (status["clawd_version"], status["producers"], status["clients"]) == ("1.2.3", 1, 3)
         assert status["totals"]["tokens"] == page.totals().tokens == 2
         assert page.quantiles(lib.CLAW_HIST_COMMIT, (0.5,))[0] + status["totals"]["odd_clock"] == 2
+
+
+def test_first_tokens_are_accounted_by_themselves_too() -> None:
+    stages = ((lib.CLAW_HIST_COMMIT, lib.CLAW_HIST_COMMIT_FIRST), (lib.CLAW_HIST_HELD, lib.CLAW_HIST_HELD_FIRST),
+              (lib.CLAW_HIST_SEND, lib.CLAW_HIST_SEND_FIRST))  # fmt: skip
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        for handle in range(3):
+            ring.open(handle, f"s{handle}")
+        rig.turn()
+        for handle in range(3):
+            rig.core.attach(client, handle + 1, f"s{handle}".encode(), credit=1 << 20)
+        for turn in range(4):
+            for handle in range(3):
+                ring.put(lib.CLAW_TOKEN, handle, b"a", at=time.monotonic_ns() - (9_000_000 if turn == 0 else 1_000_000))
+            rig.turn()
+            for frame in rig.frames:
+                rig.core.sent(frame, time.monotonic_ns())
+        for every, first in stages:
+            assert (rig.core.quantiles(every, (0.5,))[0], rig.core.quantiles(first, (0.5,))[0]) == (12, 3), every
+        for _, first in (stages[0], stages[2]):
+            assert rig.core.quantiles(first, (0.0,))[1][0] >= 9_000_000 * 0.96
 
 
 def test_a_slot_that_is_used_again_shows_nothing_of_the_one_before(tmp_path: Path) -> None:

@@ -53,12 +53,14 @@ def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
                 other.write("y")
             for _ in range(53):
                 second.read(PATIENCE_S)
-            until(lambda: rows(trace.collect())["sent", "all"]["count"] == 53, "53 sent")
+            until(lambda: rows(trace.collect())["sent", "rest"]["count"] == 52, "53 sent")
             value = trace.collect()
     found = rows(value)
-    assert found["committed", "all"]["count"] == found["released", "all"]["count"] == 53
-    assert found["sent", "first"]["count"] == 1
-    row = found["sent", "all"]
+    for stage in ("committed", "released", "sent"):
+        assert (found[stage, "first"]["count"], found[stage, "rest"]["count"]) == (1, 52), stage
+    assert found["written", "first"]["count"] == 1
+    assert ("written", "rest") not in found
+    row = found["sent", "rest"]
     assert 0 < row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["max_us"]
     assert (row["since"], row["backend"]) == ("written", "core")
     dark = found["acked", "first"]
@@ -81,7 +83,7 @@ def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
 def test_the_class_of_a_port_is_that_of_its_lane(
     monkeypatch: pytest.MonkeyPatch, daemon: Daemon, listen: str, lanes: dict[int, str]
 ) -> None:
-    told = protocol.InEffect(1, 0, None, [], None, {}, {"listen": listen}, {})
+    told = protocol.InEffect(1, 0, None, [], None, {}, {"tcp_listen": listen}, {})
     monkeypatch.setattr(trace_stages.Client, "ask", lambda *_: told)
     assert trace_stages.lanes_of(daemon.runtime_dir) == lanes
 
@@ -103,8 +105,8 @@ def test_one_object_a_line_each_interval_and_the_last(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("arguments", "left"),
     [
-        (("--stage", "released"), {("released", "all")}),
-        (("--class", "first"), {("sent", "first"), ("socket", "first"), ("device", "first"), ("acked", "first")}),
+        (("--stage", "released"), {("released", "first"), ("released", "rest")}),
+        (("--class", "first"), {(stage, "first") for stage in trace_stages.STAGES}),
         (("--stage", "acked", "--class", "rest"), {("acked", "rest")}),
     ],
 )

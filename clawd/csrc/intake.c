@@ -172,6 +172,15 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	return 0;
 }
 
+static void account(struct claw_core *core, const struct claw_stream *entry, uint64_t written_ns, uint64_t now_ns)
+{
+	if (!claw_account(core, CLAW_HIST_COMMIT, written_ns, now_ns) || entry->next_seq != 1)
+		return;
+	claw_hist_add(&core->page.hists[CLAW_HIST_COMMIT_FIRST], now_ns - written_ns);
+	claw_account(core, CLAW_HIST_WRITTEN, entry->row.requested_ns ? entry->row.requested_ns : entry->row.opened_ns,
+		     written_ns);
+}
+
 static int take_token(struct claw_core *core, struct claw_ring *ring, const struct claw_record *record, uint64_t now_ns)
 {
 	uint32_t stream = ring->handles[record->handle];
@@ -211,7 +220,7 @@ static int take_token(struct claw_core *core, struct claw_ring *ring, const stru
 	ring->tokens++;
 	claw_count(&core->totals->tokens, 1);
 	claw_count(&core->totals->text_bytes, record->len);
-	claw_account(core, CLAW_HIST_COMMIT, record->written_ns, now_ns);
+	account(core, entry, record->written_ns, now_ns);
 	return 0;
 }
 

@@ -103,8 +103,9 @@ static void release(struct claw_core *core, struct claw_stream *stream, struct c
 {
 	uint64_t held_ns;
 	count_noticed(core, claw_pacer_release(pacer, &core->pacing.pace, network, now_ns, &held_ns));
-	stream->released_seq++;
 	claw_hist_add(&core->page.hists[CLAW_HIST_HELD], held_ns);
+	if (stream->released_seq++ == 0)
+		claw_hist_add(&core->page.hists[CLAW_HIST_HELD_FIRST], held_ns);
 	if (stream->last_released_ns)
 		claw_hist_add(&core->page.hists[CLAW_HIST_GAP], now_ns - stream->last_released_ns);
 	stream->last_released_ns = now_ns;

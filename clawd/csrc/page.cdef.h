@@ -8,7 +8,7 @@
  */
 enum {
 	CLAW_PAGE_MAGIC = 0x53574c43, /* "CLWS" */
-	CLAW_PAGE_LAYOUT = 2,
+	CLAW_PAGE_LAYOUT = 3,
 	CLAW_PAGE_REASON = 96, /* bytes; what is longer is cut at a character */
 	CLAW_PAGE_LABEL = 64,
 	CLAW_PAGE_VERSION = 32,
@@ -92,7 +92,11 @@ enum {
 	CLAW_HIST_GAP = 5, /* as they were released */
 	CLAW_HIST_RELEASE = 6, /* how far from when it was due a token was released */
 	CLAW_HIST_FIRST_REQUESTED = 7, /* those of FIRST whose producer told when it was requested */
-	CLAW_HIST_COUNT = 8,
+	CLAW_HIST_WRITTEN = 8, /* requested (else OPEN) → written, first tokens: the engine's part */
+	CLAW_HIST_COMMIT_FIRST = 9, /* of COMMIT, HELD and SEND those that are sequence 0: what is left is the rest */
+	CLAW_HIST_HELD_FIRST = 10,
+	CLAW_HIST_SEND_FIRST = 11,
+	CLAW_HIST_COUNT = 12,
 };
 
 /*

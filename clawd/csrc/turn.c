@@ -309,7 +309,7 @@ const uint8_t *claw_out(const struct claw_core *core)
 	return core->outbox.out;
 }
 
-void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns)
+int claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns)
 {
 	/* A producer's clock is only believed as far as it makes sense: it may live in another time namespace */
 	const uint64_t hour_ns = 3600ull * 1000000000;
@@ -317,6 +317,7 @@ void claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t t
 		claw_hist_add(&core->page.hists[hist], to_ns - from_ns);
 	else
 		claw_count(&core->totals->odd_clock, 1);
+	return to_ns - from_ns < hour_ns;
 }
 
 /* Only the first reader's first token counts: one who comes later waited for nothing. */
@@ -359,10 +360,13 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 				continue;
 			tokens++;
 			claw_count(&core->totals->sent, 1);
-			claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
+			int counts = claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
 			CLAW_FAILPOINT("sent");
-			if (seq++ == 0)
+			if (seq++ == 0) {
+				if (counts)
+					claw_hist_add(&core->page.hists[CLAW_HIST_SEND_FIRST], sent_ns - record.written_ns);
 				first_sent(core, frame_header.connection, segment.attachment, sent_ns);
+			}
 		}
 		claw_count(&core->totals->segments, tokens != 0);
 		if (tokens > core->totals->segment_max)

@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration", type=_seconds, metavar="S", help="end after so many seconds")
     parser.add_argument("--interval", type=_seconds, metavar="S", help="tell it so often (default 1; else at the end)")
     parser.add_argument("--stage", choices=STAGES, metavar="NAME", help=f"one alone: {', '.join(STAGES)}")
-    parser.add_argument("--class", dest="klass", choices=CLASS_NAMES, metavar="NAME", help="first, rest or all")
+    parser.add_argument("--class", dest="klass", choices=CLASS_NAMES, metavar="NAME", help="first or rest")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a file for trace viewers too")
 
 

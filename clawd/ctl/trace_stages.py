@@ -19,21 +19,21 @@ from clawd.ctl import render
 from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError, HostError
 from clawd.kernel.tracer import CLASSES, Hist, Look, Tracer
-from clawd.page import minus, quantiles
+from clawd.page import Page, minus, quantiles
 
 SHARES = (0.50, 0.90, 0.99)
 # What the latency budget of a first token, 200 ms, gives to each part: the model 100, clawd 30, the network 50
 _MODEL_US, _RELAY_US, _NETWORK_US = 100_000, 30_000, 50_000
 USER = (
-    # stage, class, since when, histogram of the page, budget
-    ("committed", "all", "written", lib.CLAW_HIST_COMMIT, _RELAY_US),
-    ("released", "all", "committed", lib.CLAW_HIST_HELD, _RELAY_US),
-    ("sent", "all", "written", lib.CLAW_HIST_SEND, _RELAY_US),
-    ("sent", "first", "requested", lib.CLAW_HIST_FIRST, _MODEL_US + _RELAY_US),
+    # stage, since when, the page's histogram of first tokens, that of all (None: there are no others), budget
+    ("written", "requested", lib.CLAW_HIST_WRITTEN, None, _MODEL_US),
+    ("committed", "written", lib.CLAW_HIST_COMMIT_FIRST, lib.CLAW_HIST_COMMIT, _RELAY_US),
+    ("released", "committed", lib.CLAW_HIST_HELD_FIRST, lib.CLAW_HIST_HELD, _RELAY_US),
+    ("sent", "written", lib.CLAW_HIST_SEND_FIRST, lib.CLAW_HIST_SEND, _RELAY_US),
 )
 KERNEL = (("socket", "write"), ("device", "socket"), ("acked", "device"))
-STAGES = ("committed", "released", "sent", "socket", "device", "acked")
-CLASS_NAMES = ("all", "first", "rest")
+STAGES = (*(row[0] for row in USER), *(row[0] for row in KERNEL))
+CLASS_NAMES = ("first", "rest")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Trace:
     def __enter__(self) -> Trace:
         with figures(self._runtime_dir) as (page, _life):
             self._pid = int(page.header().pid)
-            self._before = {which: page.hist(which) for *_, which, _budget in USER}
+            self._before = {which: page.hist(which) for row in USER for which in row[2:4] if which is not None}
         self._stack = ExitStack()
         if os.geteuid() != 0:
             self.reason = "needs root"
@@ -103,12 +103,16 @@ class Trace:
         with figures(self._runtime_dir) as (page, _life):
             if int(page.header().pid) != self._pid:
                 raise HostError("clawd was started again meanwhile", "trace again")
-            for name, klass, since, which, budget_us in USER:
-                hist = minus(page.hist(which), self._before[which])
-                count, values = quantiles(hist, SHARES)
-                # The longest ever is known, and the longest since then only by its bucket
-                longest = quantiles(hist, (1.0,))[1][0]
-                yield _row(name, klass, since, count, values, longest, budget_us, "core")
+            for name, since, of_first, of_all, budget_us in USER:
+                # All before the first of them, as clawd counts them: what is left for the rest is never too much
+                every = self._since(page, of_all) if of_all is not None else None
+                first = self._since(page, of_first)
+                yield _of_page(name, "first", since, first, budget_us)
+                if every is not None:
+                    yield _of_page(name, "rest", since, minus(every, first), budget_us)
+
+    def _since(self, page: Page, which: int) -> Any:
+        return minus(page.hist(which), self._before[which])
 
     def _kernel_rows(self, seen: Look | None) -> Iterator[Row]:
         backends = self.tracer.backends if self.tracer else {}
@@ -151,7 +155,7 @@ def lanes_of(runtime_dir: Path) -> dict[int, str]:
     except ControlError:
         return {}
     lanes: dict[int, str] = {}
-    for found in re.finditer(r":(\d+)(?=[\s,]|$)", values.get("listen", "")):
+    for found in re.finditer(r":(\d+)(?=[\s,]|$)", values.get("tcp_listen", "")):
         bulk = int(found[1])
         lanes |= {bulk: "rest", bulk + 1: "first"}
     return lanes
@@ -166,6 +170,12 @@ def _row(
 ) -> Row:
     p50, p90, p99, longest = (_us(value) if count else None for value in (*values_ns, max_ns))
     return Row(name, klass, since, count, p50, p90, p99, longest, budget_us, backend)
+
+
+def _of_page(name: str, klass: str, since: str, hist: Any, budget_us: int) -> Row:
+    count, values = quantiles(hist, SHARES)
+    # The longest ever is known, and the longest since then only by its bucket
+    return _row(name, klass, since, count, values, quantiles(hist, (1.0,))[1][0], budget_us, "core")
 
 
 def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int, backend: str) -> Row:
