@@ -14,6 +14,7 @@
 #endif
 
 #include "tracer.h"
+#include "hist.h"
 
 #define CLAW_MAPPED 1024 /* BPF_F_MMAPABLE of linux/bpf.h */
 #define CLAW_TCP 6 /* IPPROTO_TCP */
@@ -49,44 +50,6 @@ static __always_inline void count(u32 which, u64 by)
 		*value += by;
 }
 
-static __always_inline u32 highest_bit(u64 value)
-{
-	u32 bit = 0;
-
-	if (value >> 32) {
-		value >>= 32;
-		bit += 32;
-	}
-	if (value >> 16) {
-		value >>= 16;
-		bit += 16;
-	}
-	if (value >> 8) {
-		value >>= 8;
-		bit += 8;
-	}
-	if (value >> 4) {
-		value >>= 4;
-		bit += 4;
-	}
-	if (value >> 2) {
-		value >>= 2;
-		bit += 2;
-	}
-	return bit + (value >> 1);
-}
-
-static __always_inline u32 bucket_of(u64 value)
-{
-	u32 octave, bucket;
-
-	if (value < 1 << CLAW_CUT_BITS)
-		return value;
-	octave = highest_bit(value) - CLAW_CUT_BITS;
-	bucket = (octave << CLAW_CUT_BITS) + (u32)(value >> octave);
-	return bucket < CLAW_BUCKETS ? bucket : CLAW_BUCKETS - 1;
-}
-
 static __always_inline void account(u32 stage, u32 class, u64 from_ns, u64 to_ns)
 {
 	u64 took_ns = to_ns > from_ns ? to_ns - from_ns : 0;
@@ -101,10 +64,7 @@ static __always_inline void account(u32 stage, u32 class, u64 from_ns, u64 to_ns
 		*most = took_ns;
 }
 
-static __always_inline int is_after(u32 a, u32 b)
-{
-	return (int)(a - b) > 0;
-}
+#include "sends.h"
 
 static __always_inline struct claw_track *track_of(u64 sk)
 {
@@ -119,32 +79,6 @@ static __always_inline struct claw_track *track_of(u64 sk)
 		return 0;
 	tracks.update(&sk, zeros);
 	return tracks.lookup(&sk);
-}
-
-/* Writes whose last byte is before `seq` have left the socket */
-static __always_inline void leave(struct claw_track *track, u32 seq, u64 now_ns)
-{
-	for (int i = 0; i < CLAW_SENDS; i++) {
-		struct claw_send *send = &track->sends[track->left % CLAW_SENDS];
-
-		if (track->left == track->made || is_after(send->end, seq))
-			break;
-		send->left_ns = now_ns;
-		account(CLAW_STAGE_SOCKET, track->class, send->entered_ns, now_ns);
-		track->left++;
-	}
-}
-
-static __always_inline void acknowledge(struct claw_track *track, u32 seq, u64 now_ns)
-{
-	for (int i = 0; i < CLAW_SENDS; i++) {
-		struct claw_send *send = &track->sends[track->acked % CLAW_SENDS];
-
-		if (track->acked == track->left || is_after(send->end, seq))
-			break;
-		account(CLAW_STAGE_ACKED, track->class, send->device_ns ? send->device_ns : send->left_ns, now_ns);
-		track->acked++;
-	}
 }
 
 /* What of a packet's headers is needed; from its IP header on */

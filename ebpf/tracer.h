@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tracer and those who read its maps share. */
+/* What the tracer's programs and those who read their maps share. */
 #ifndef CLAW_TRACER_H
 #define CLAW_TRACER_H
 
@@ -78,6 +78,9 @@ struct claw_taken {
 	u64 wait_ns;
 	u64 preempted; /* of these, how often it took the processor from a thread that ran */
 };
+
+/* Level of the option that sets a socket's flag: the kernel has none there */
+#define CLAW_FLAG_LEVEL 0x7fc1
 
 /* Counters; Python has the same names, in this order */
 enum {

@@ -39,6 +39,8 @@ ROWS = (
     ("clawd.kernel.clsact",),
     ("clawd.kernel.egress",),
     ("clawd.kernel.shaper",),
+    ("clawd.kernel.hists", "clawd.kernel.btf", "clawd.kernel.taken"),
+    ("clawd.kernel.stamps",),
     ("clawd.kernel.tracer",),
     ("clawd.gateway.position", "clawd.gateway.figures", "clawd.gateway.filter", "clawd.gateway.access"),
     ("clawd.gateway.event", "clawd.gateway.problem", "clawd.gateway.metrics"),

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from clawd.kernel import bpf, shaper, tracer
+from clawd.kernel import bpf, hists, shaper, stamps
 
 pytestmark = pytest.mark.plain
 STUBS = Path(__file__).parent / "stubs"
 SOURCES = sorted(path.name for path in bpf.SOURCES.glob("*.bpf.c"))
-KNOBS = {"shaper.bpf.c": ["-DCLAW_ROWS=64"], "tracer.bpf.c": ["-DCLAW_PID=1"]}
+KNOBS = {"shaper.bpf.c": ["-DCLAW_ROWS=64"], "tracer.bpf.c": ["-DCLAW_PID=1"],
+         "stamps.bpf.c": ["-DCLAW_PID=1", *(f"-D{name}=8" for name in (*stamps.MEMBERS, "CLAW_INFO"))]}  # fmt: skip
 
 
 def check(path: Path, *knobs: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +34,7 @@ def test_programs_are_c(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_check_would_see_a_mistake_and_a_knob_that_is_missing(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text((bpf.SOURCES / name).read_text().replace("u64 cookie", "u64 cooky", 1))
+    (tmp_path / name).write_text((bpf.SOURCES / name).read_text().replace("return 1;", "return one;", 1))
     assert check(tmp_path / name, *KNOBS[name]).returncode != 0
     if KNOBS[name]:
         assert "#error" in check(bpf.SOURCES / name).stderr
@@ -58,23 +59,26 @@ def test_the_shapers_counters_and_options_have_their_names() -> None:
 
 
 def test_the_tracers_stages_classes_and_counters_have_their_names() -> None:
-    assert tuple(_names("tracer.h", "CLAW_STAGE_")) == tracer.STAGES
-    assert tuple(name for name in _names("tracer.h", "CLAW_CLASS_")) == tracer.CLASSES
+    assert tuple(_names("tracer.h", "CLAW_STAGE_")) == hists.STAGES
+    assert tuple(name for name in _names("tracer.h", "CLAW_CLASS_")) == hists.CLASSES
+    assert f"CLAW_FLAG_LEVEL {stamps.FLAG_LEVEL:#x}" in (bpf.SOURCES / "tracer.h").read_text()
+    calls = re.findall(r"\(void \*\)(0x[0-9a-f]+); /\* (\w+) \*/", (bpf.SOURCES / "stamps.bpf.c").read_text())
+    assert {int(number, 16): name for number, name in calls} == stamps.CALLS
     names = _names("tracer.h", "CLAW_")
-    assert tuple(names[names.index("writes") : names.index("counters")]) == tracer.COUNTERS
+    assert tuple(names[names.index("writes") : names.index("counters")]) == hists.COUNTERS
 
 
 def test_quantiles_are_within_a_bucket_of_the_truth() -> None:
     for value in (0, 1, 15, 16, 31, 32, 33, 1000, 123_456, 20_000_000, 2**38 + 12345):
         bucket = _bucket(value)
-        assert abs(tracer.middle(bucket) - value) <= value / 16, value
-        counts = array("Q", [0] * tracer.BUCKETS)
+        assert abs(hists.middle(bucket) - value) <= value / 16, value
+        counts = array("Q", [0] * hists.BUCKETS)
         counts[bucket] = 7
-        assert tracer.Hist(counts).quantile(0.99) == tracer.middle(bucket)
-    counts = array("Q", [0] * tracer.BUCKETS)
+        assert hists.Hist(counts).quantile(0.99) == hists.middle(bucket)
+    counts = array("Q", [0] * hists.BUCKETS)
     counts[3], counts[10], counts[15] = 50, 49, 1
-    assert [tracer.Hist(counts).quantile(share) for share in (0.5, 0.51, 0.99, 0.991, 1.0)] == [3, 10, 10, 15, 15]
-    assert tracer.Hist().quantile(0.5) == 0
+    assert [hists.Hist(counts).quantile(share) for share in (0.5, 0.51, 0.99, 0.991, 1.0)] == [3, 10, 10, 15, 15]
+    assert hists.Hist().quantile(0.5) == 0
 
 
 def _bucket(value: int) -> int:
@@ -82,4 +86,4 @@ def _bucket(value: int) -> int:
     if value < 16:
         return value
     octave = value.bit_length() - 1 - 4
-    return min(tracer.BUCKETS - 1, (octave << 4) + (value >> octave))
+    return min(hists.BUCKETS - 1, (octave << 4) + (value >> octave))

@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
-import os
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from clawd.ctl import render
-from clawd.errors import HostError
+from clawd.kernel.taken import tcp_sockets
 
-_PIDFD_GETFD = 438  # of every architecture
 _SO_COOKIE, _SO_MAX_PACING_RATE = 57, 47
-_ESTABLISHED = 1
 _SIOCOUTQ = 0x5411
 # struct tcp_info of linux/tcp.h: fields are only added at its end
 _INFO_LEN = 168
@@ -34,8 +27,6 @@ _U32_AT = {
 }
 _DELIVERY_RATE_AT = 160
 _UNPACED = (2**32 - 1, 2**64 - 1)
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -62,43 +53,21 @@ class Client:
 
 def sockets_of(pid: int, lanes: dict[int, str]) -> list[Client]:
     """Established tcp sockets of a process. Needs root. Raises HostError."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:
-        raise HostError(f"cannot look at process {pid}: {error.strerror}") from error
-    try:
-        return sorted(_all(pid, pidfd, lanes), key=lambda row: row.client)
-    finally:
-        os.close(pidfd)
-
-
-def _all(pid: int, pidfd: int, lanes: dict[int, str]) -> Iterator[Client]:
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            if not os.readlink(path).startswith("socket:"):
-                continue
-        except OSError:
-            continue  # closed meanwhile
-        fd = int(_libc.syscall(_PIDFD_GETFD, pidfd, int(path.name), 0))
-        if fd < 0:
-            continue
-        with socket.socket(fileno=fd) as taken:
-            if taken.family in (socket.AF_INET, socket.AF_INET6) and taken.type == socket.SOCK_STREAM:
-                with suppress(OSError):  # it ended meanwhile
-                    found = _look(taken, lanes)
-                    if found:
-                        yield found
+    return sorted((row for taken in tcp_sockets(pid) if (row := _look(taken, lanes))), key=lambda row: row.client)
 
 
 def _look(taken: socket.socket, lanes: dict[int, str]) -> Client | None:
     info = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    if info[0] != _ESTABLISHED or len(info) < _INFO_LEN:
+    try:
+        host, port = taken.getpeername()[:2]
+    except OSError:
+        return None  # it ended meanwhile
+    if len(info) < _INFO_LEN:
         return None
     values = {name: int(struct.unpack_from("=I", info, at)[0]) for name, at in _U32_AT.items()}
     segments = values.pop("segments")
     pacing = int.from_bytes(taken.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8), "little")
     (queue,) = struct.unpack("i", fcntl.ioctl(taken, _SIOCOUTQ, bytes(4)))
-    host, port = taken.getpeername()[:2]
     local = taken.getsockname()[1]
     return Client(
         client=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",

@@ -18,7 +18,8 @@ from clawd.core import lib
 from clawd.ctl import render
 from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError, HostError
-from clawd.kernel.tracer import CLASSES, Hist, Look, Tracer
+from clawd.kernel.hists import CLASSES, Hist
+from clawd.kernel.tracer import Look, Tracer
 from clawd.page import Page, minus, quantiles
 
 SHARES = (0.50, 0.90, 0.99)

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,14 @@ COMPILE_S = 60.0
 DESCRIPTORS_MAX = 64
 ANSWER_MAX = 1 << 16
 
-KINDS = ("SOCK_OPS", "SCHED_CLS", "CGROUP_SKB", "TRACEPOINT", "TRACING", "RAW_TRACEPOINT")
+KINDS = ("SOCK_OPS", "SCHED_CLS", "CGROUP_SKB", "CGROUP_SOCKOPT", "TRACEPOINT", "TRACING", "RAW_TRACEPOINT")
 """Of programs: bcc's names."""
+UNNAMED = {"CGROUP_SOCKOPT": (25, 22)}
+"""Those that bcc has no name for, by their number and the place that their programs are checked for, both of
+linux/bpf.h: BPF_CGROUP_SETSOCKOPT.
+"""
+_SK_STORAGE = 24
+_CALL, _KERNEL_FUNCTION = 0x85, 2  # BPF_JMP | BPF_CALL, BPF_PSEUDO_KFUNC_CALL
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,11 @@ def load(
     optional: Sequence[str] = (),
     events: Sequence[str] = (),
     sources: Path | None = None,
+    calls: Mapping[int, int] | None = None,
 ) -> Loaded:
     """Compile `source` and load from it each program, of the kind given. Raises HostError with what is missing here, if
-    it is not one of `optional`. `events` are the tracepoints that it is about.
+    it is not one of `optional`. `events` are the tracepoints that it is about. `calls`: numbers that it calls, and
+    those of the kernel's functions that are meant.
     """
     directory = sources or (SOURCES if SOURCES.is_dir() else INSTALLED)
     if not (directory / source).is_file():
@@ -94,6 +103,7 @@ def load(
         "flags": list(flags),
         "optional": list(optional),
         "events": list(events),
+        "calls": [*(calls or {}).items()],
     }
     command = [sys.executable, "-m", "clawd.kernel.bpf", str(theirs.fileno())]
     with ours:
@@ -206,6 +216,17 @@ def _layout(leaf: Any) -> list[tuple[str, int, int, int]]:
     return rows
 
 
+def _link_calls(start: int, size: int, calls: Mapping[int, int]) -> None:
+    """bcc knows no functions of the kernel: it calls their numbers as if they were helpers. Changed in place."""
+    import ctypes
+
+    code = (ctypes.c_char * size).from_address(start)
+    for at in range(0, size, 8):
+        kind, registers, _offset, number = struct.unpack_from("=BBhi", code, at)
+        if kind == _CALL and number in calls:
+            struct.pack_into("=BBhi", code, at, kind, registers & 15 | _KERNEL_FUNCTION << 4, 0, calls[number])
+
+
 def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     import ctypes
 
@@ -229,8 +250,12 @@ def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     lacking = {}
     for name, kind in job["programs"].items():
         assert kind in KINDS
+        start = ctypes.cast(bcc.lib.bpf_function_start(made.module, name.encode()), ctypes.c_void_p).value
+        if start and job["calls"]:
+            _link_calls(start, bcc.lib.bpf_function_size(made.module, name.encode()), dict(job["calls"]))
         try:
-            fds.append(made.load_func(name.encode(), getattr(bcc.BPF, kind)).fd)
+            number, place = UNNAMED.get(kind) or (getattr(bcc.BPF, kind), -1)
+            fds.append(made.load_func(name.encode(), number, attach_type=place).fd)
         except Exception as error:
             if name not in job["optional"]:
                 raise
@@ -240,6 +265,8 @@ def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     bcc.lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     bcc.lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
     for number in range(bcc.lib.bpf_num_tables(made.module)):
+        if bcc.lib.bpf_table_type_id(made.module, number) == _SK_STORAGE:
+            continue  # the program's alone, and bcc cannot show it
         name = bcc.lib.bpf_table_name(made.module, number)
         table = made.get_table(name)
         fds.append(table.map_fd)

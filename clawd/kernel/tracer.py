@@ -9,7 +9,6 @@ import contextlib
 import os
 import struct
 import time
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +17,11 @@ from types import TracebackType
 from clawd.errors import HostError
 from clawd.kernel import bpf, bpfcall, tracefs
 from clawd.kernel.bpfcall import Table
+from clawd.kernel.hists import CLASSES, COUNTERS, STAGES, Counted, Hist
 from clawd.kernel.shaper import unified_mount
+from clawd.kernel.stamps import BACKEND, Stamps
 
 SOURCE = "tracer.bpf.c"
-STAGES = ("socket", "device", "acked", "runq")
-CLASSES = ("rest", "first")
-COUNTERS = ("writes", "sent_bytes", "packets", "missed", "preempted")
-"""All three as in ebpf/tracer.h."""
-CUT_BITS = 4
-BUCKETS = 592
 CGROUP_SKB = {"claw_egress": bpfcall.EGRESS, "claw_ingress": bpfcall.INGRESS}
 TRACEPOINTS = {
     "claw_queued": "net/net_dev_queue",
@@ -48,35 +43,6 @@ WRITES = (
     ),
 )
 """The newest first; which there are depends on the kernel, not on its version."""
-
-
-@dataclass(frozen=True)
-class Hist:
-    """Durations in nanoseconds, by bucket."""
-
-    counts: array[int] = field(default_factory=lambda: array("Q"))
-    max_ns: int = 0
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def quantile(self, share: float) -> int:
-        """The middle of the bucket that has it; 0 when empty."""
-        left = max(1, -(-self.count * share // 1))
-        for number, count in enumerate(self.counts):
-            left -= count
-            if left <= 0 and count:
-                return middle(number)
-        return 0
-
-
-def middle(bucket: int) -> int:
-    """Nanoseconds; the inverse of bucket_of in ebpf/tracer.bpf.c."""
-    if bucket < 2 << CUT_BITS:
-        return bucket
-    octave = (bucket >> CUT_BITS) - 1
-    return ((bucket - (octave << CUT_BITS)) << octave) + (1 << octave) // 2
 
 
 @dataclass(frozen=True)
@@ -103,6 +69,7 @@ class Cost:
 @dataclass
 class Tracer:
     """Of process `pid`. `lanes`: the class of each local port that is a lane. `parts`: `writes`, `sched`, or both.
+    `is_stamped`: writes by transmit timestamps where the kernel has them, else by tracepoints.
 
     Raises HostError when not one program could be attached; `lacking` says what else could not, and why.
     """
@@ -110,33 +77,32 @@ class Tracer:
     pid: int
     lanes: Mapping[int, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ("writes", "sched")
+    is_stamped: bool = True
     backends: dict[str, str] = field(default_factory=dict)
     """What tells a stage: each that is attached."""
     lacking: dict[str, str] = field(default_factory=dict)
-    """By stage: why it is not seen."""
+    """By stage: why it is not seen. `stamps`: why there are no transmit timestamps."""
 
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _load_ns: int = 0
     _has_cost: bool = False
+    _stamps: Stamps | None = None
+    _loaded: bpf.Loaded | None = None
+    _counted: Counted | None = None
 
     def __enter__(self) -> Tracer:
         began_ns = time.monotonic_ns()
         with contextlib.ExitStack() as stack:
-            programs = self._programs()
-            flags, events = [f"-DCLAW_PID={self.pid}"], [*TRACEPOINTS.values()]
-            self._loaded = bpf.load(SOURCE, programs, flags, [*programs], events)
-            stack.callback(self._loaded.close)
-            self._attach_all(stack)
+            parts = self.parts
+            if "writes" in parts and self.is_stamped and self._stamp(stack):
+                parts = tuple(part for part in parts if part != "writes")
+            if parts:
+                self._load(stack, parts)
             if not self.backends:
                 raise HostError(f"nothing can be traced here: {next(iter(self.lacking.values()), 'no program')}")
-            self._hist = bpfcall.mapped(self._loaded.maps["hist"])
-            stack.callback(self._hist.close)
             with contextlib.suppress(OSError):  # then the kernel does not tell the cost
                 stack.callback(os.close, bpfcall.measure_cost())
                 self._has_cost = True
-            lanes = Table(self._loaded.maps["lanes"])
-            for port, name in self.lanes.items():
-                lanes.set(port, struct.pack("=I", CLASSES.index(name)))
             self.refresh()
             self._stack = stack.pop_all()
         self._load_ns = time.monotonic_ns() - began_ns
@@ -147,23 +113,31 @@ class Tracer:
     ) -> None:
         self._stack.close()
 
-    def _programs(self) -> dict[str, str]:
-        wanted: dict[str, str] = {}
-        if "writes" in self.parts:
-            wanted |= {name: kind for choices in WRITES for name, kind, _ in choices}
-            wanted |= dict.fromkeys(CGROUP_SKB, "CGROUP_SKB")
-        names = [name for name in TRACEPOINTS if (name in ("claw_queued", "claw_driven")) == ("writes" in self.parts)]
-        if len(self.parts) == 2:
-            names = [*TRACEPOINTS]
-        return wanted | dict.fromkeys(names, "TRACEPOINT")
+    def _stamp(self, stack: contextlib.ExitStack) -> bool:
+        try:
+            self._stamps = stack.enter_context(Stamps(self.pid, cgroup_of(self.pid), self.lanes))
+        except HostError as error:
+            self.lacking["stamps"] = error.message
+            return False
+        self.backends |= dict.fromkeys(("socket", "device", "acked"), BACKEND)
+        return True
 
-    def _attach_all(self, stack: contextlib.ExitStack) -> None:
-        if "writes" in self.parts:
+    def _load(self, stack: contextlib.ExitStack, parts: tuple[str, ...]) -> None:
+        programs = _programs(parts)
+        flags, events = [f"-DCLAW_PID={self.pid}"], [*TRACEPOINTS.values()]
+        self._loaded = bpf.load(SOURCE, programs, flags, [*programs], events)
+        stack.callback(self._loaded.close)
+        self._counted = Counted(self._loaded)
+        stack.callback(self._counted.close)
+        lanes = Table(self._loaded.maps["lanes"])
+        for port, name in self.lanes.items():
+            lanes.set(port, struct.pack("=I", CLASSES.index(name)))
+        if "writes" in parts:
             self._attempt("socket", lambda: self._follow(stack))
             if "socket" in self.backends:
                 self.backends["acked"] = self.backends["socket"]
                 self._attempt("device", lambda: self._at_tracepoints(stack, "claw_queued", "claw_driven"))
-        if "sched" in self.parts:
+        if "sched" in parts:
             self._attempt("runq", lambda: self._at_tracepoints(stack, "claw_woken", "claw_switched"))
 
     def _attempt(self, stage: str, attach: object) -> None:
@@ -201,19 +175,25 @@ class Tracer:
         raise HostError("; ".join(why))
 
     def _at_tracepoints(self, stack: contextlib.ExitStack, *names: str) -> str:
+        assert self._loaded
         for name in names:
             event = TRACEPOINTS[name]
             stack.callback(os.close, tracefs.attach(self._program(name), event, self._loaded.events[event]))
         return f"tracepoint {TRACEPOINTS[names[-1]].rpartition('/')[2]}"
 
     def _program(self, name: str) -> int:
+        assert self._loaded
         if name not in self._loaded.programs:
             raise HostError(f"{name}: {self._loaded.lacking.get(name, 'not loaded')}")
         return self._loaded.programs[name]
 
     def refresh(self) -> None:
-        """Threads of the process may have come since."""
-        if "runq" not in self.backends:
+        """Threads of the process, and its sockets, may have come since."""
+        if self._stamps:
+            self._stamps.refresh()
+            others = f"; {self._stamps.unseen} sockets of another control group not followed"
+            self.backends["socket"] = BACKEND + (others if self._stamps.unseen else "")
+        if "runq" not in self.backends or not self._loaded:
             return
         table = Table(self._loaded.maps["threads"])
         with contextlib.suppress(OSError):  # the process is gone: who asks will see
@@ -221,20 +201,21 @@ class Tracer:
                 table.set(int(path.name), struct.pack("=I", 1))
 
     def look(self) -> Look:
-        hists = {}
-        for stage, stage_name in enumerate(STAGES):
-            for klass, class_name in enumerate(CLASSES):
-                hists[stage_name, class_name] = self._hist_of(stage * len(CLASSES) + klass)
-        counters = Table(self._loaded.maps["counters"])
-        return Look(hists, {name: counters.total(at) for at, name in enumerate(COUNTERS)}, self._takers())
-
-    def _hist_of(self, place: int) -> Hist:
-        counts = array("Q", self._hist[place * BUCKETS * 8 : (place + 1) * BUCKETS * 8])
-        (longest,) = struct.unpack_from("=Q", Table(self._loaded.maps["longest"]).get(place))
-        return Hist(counts, longest)
+        writes = self._stamps.counted if self._stamps else self._counted
+        hists: dict[tuple[str, str], Hist] = {}
+        for stage in STAGES:
+            counted = self._counted if stage == "runq" else writes
+            hists |= {(stage, klass): counted.hist(stage, klass) if counted else Hist() for klass in CLASSES}
+        counters = dict.fromkeys(COUNTERS, 0)
+        for each in (self._stamps and self._stamps.counted, self._counted):
+            if each:
+                counters = {name: counters[name] + value for name, value in each.counters().items()}
+        return Look(hists, counters, self._takers())
 
     def _takers(self) -> dict[str, tuple[int, int, int]]:
-        found = {}
+        found: dict[str, tuple[int, int, int]] = {}
+        if not self._loaded:
+            return found
         table = Table(self._loaded.maps["takers"])
         for key in table.raw_keys():
             with contextlib.suppress(KeyError):
@@ -243,10 +224,22 @@ class Tracer:
         return found
 
     def cost(self) -> Cost:
-        told = [bpfcall.program_cost(fd) for fd in self._loaded.programs.values()]
+        loaded = [each for each in (self._stamps and self._stamps.loaded, self._loaded) if each]
+        told = [bpfcall.program_cost(fd) for each in loaded for fd in each.programs.values()]
         if not self._has_cost:
             return Cost(None, None, self._load_ns, len(told))
         return Cost(sum(ns for ns, _ in told), sum(runs for _, runs in told), self._load_ns, len(told))
+
+
+def _programs(parts: tuple[str, ...]) -> dict[str, str]:
+    wanted: dict[str, str] = {}
+    if "writes" in parts:
+        wanted |= {name: kind for choices in WRITES for name, kind, _ in choices}
+        wanted |= dict.fromkeys(CGROUP_SKB, "CGROUP_SKB")
+        wanted |= dict.fromkeys(("claw_queued", "claw_driven"), "TRACEPOINT")
+    if "sched" in parts:
+        wanted |= dict.fromkeys(("claw_woken", "claw_switched"), "TRACEPOINT")
+    return wanted
 
 
 def cgroup_of(pid: int) -> Path:

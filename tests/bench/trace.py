@@ -96,6 +96,10 @@ def ratio(listener: socket.socket, attach: Callable[[], AbstractContextManager[A
     }
 
 
+def _traced(port: int) -> Tracer:
+    return Tracer(os.getpid(), {port: "first"}, ("writes",))
+
+
 def first_token_ms(group: Cgroup, *, shaped: bool, tokens: int) -> dict[str, float]:
     """A token each 20 ms on one connection while another sends as fast as it can, over a link of 8 Mbit/s."""
     with link() as (near, far):
@@ -170,11 +174,11 @@ def compare(*, smoke: bool) -> dict[str, Any]:
         policy = Policy(1, lowat=16384, priority=6, thin=1)
         result: dict[str, Any] = {
             "shaper": ratio(listener, lambda: Shaped(group, {port: policy}), pairs, tokens),
-            "tracer": ratio(listener, lambda: Tracer(os.getpid(), parts=("writes",)), pairs, tokens),
+            "tracer": ratio(listener, lambda: _traced(port), pairs, tokens),
         }
-        with group.entered(), Tracer(os.getpid(), parts=("writes",)) as traced:
+        with group.entered(), _traced(port) as traced:
             token_us(listener, tokens)
-            cost = traced.cost()
+            cost, result["backend"] = traced.cost(), traced.backends["socket"]
         result["load_ms"] = cost.load_ns / 1e6
         result["event_ns"] = (cost.bpf_ns or 0) / max(1, cost.bpf_runs or 0)
         count = 20 if smoke else 200
@@ -194,7 +198,7 @@ def show(result: dict[str, Any]) -> str:
         low, high = each["interval"]
         rows.append((name, f"{each['without_us']:.2f}", f"{each['with_us']:.2f}", f"{each['ratio']:.3f}",
                      f"{low:.3f}-{high:.3f}", f"{bound:g}"))  # fmt: skip
-    lines = ["trace (microseconds of processor time a token of one write)"]
+    lines = [f"trace (microseconds of processor time a token of one write; writes told by {result['backend']})"]
     lines.append(render.table(("attached", "without", "with", "ratio", "95 %", "bound"), rows, 110))
     lines.append(f"to load {result['load_ms']:.0f} ms, {result['event_ns']:.0f} ns a run of a program")
     first = result["first"]

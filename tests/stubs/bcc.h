@@ -27,6 +27,10 @@ typedef __s64 s64;
 		int (*delete)(key *);                                                                                   \
 	} name
 #define BPF_HASH(name, key, leaf, size) STUB_TABLE(key, leaf, name)
+#define BPF_SK_STORAGE(name, leaf)                                                                                      \
+	static struct {                                                                                                 \
+		leaf *(*sk_storage_get)(void *, void *, int);                                                           \
+	} name
 #define BPF_ARRAY(name, leaf, size) STUB_TABLE(u32, leaf, name)
 #define BPF_PERCPU_ARRAY(name, leaf, size) STUB_TABLE(u32, leaf, name)
 #define BPF_TABLE(kind, key, leaf, name, size) STUB_TABLE(key, leaf, name)
