@@ -4,8 +4,8 @@
  *
  * A write is followed by its last byte's sequence number: from tcp's sendmsg, to the packet that carries it out of the
  * socket, to the driver, to the acknowledgement. Of a socket that was there before, writes are known from the first
- * moment on in which all that was sent is acknowledged. Where a packet is cut into more only behind the socket
- * (software segmentation), or its task moved to another processor just there, the driver's part is not seen.
+ * moment on in which all that was sent is acknowledged. Where a packet is cut into more, or copied, only behind the
+ * socket (software segmentation), the driver's part is not seen.
  */
 #include <uapi/linux/bpf.h>
 
@@ -18,6 +18,7 @@
 
 #define CLAW_MAPPED 1024 /* BPF_F_MMAPABLE of linux/bpf.h */
 #define CLAW_TCP 6 /* IPPROTO_TCP */
+#define CLAW_PACKETS_MAX 4096
 
 /* By port, of the lanes: their class. Without a row a port's class is CLAW_CLASS_REST. */
 BPF_HASH(lanes, u32, u32, 64);
@@ -25,10 +26,10 @@ BPF_HASH(lanes, u32, u32, 64);
 BPF_TABLE("lru_hash", u64, struct claw_track, tracks, 4096);
 /* One, of zeros: a track is too large for the stack */
 BPF_ARRAY(blank, struct claw_track, 1);
-/* By processor: what just left a socket there, until the device's queue has told the packet's name */
-BPF_PERCPU_ARRAY(leaving, struct claw_packet, 1);
-/* By the packet's address, which is a name here and never followed */
-BPF_TABLE("lru_hash", u64, struct claw_packet, packets, 4096);
+/* By some bits of the packet's address, which is a name here and never followed. Where two meet, the later one stays:
+ * each packet of the host is looked up here, and in an array that is next to nothing.
+ */
+BPF_ARRAY(packets, struct claw_packet, CLAW_PACKETS_MAX);
 /* (stage × classes + class) × buckets + bucket. Mapped by the reader. */
 BPF_F_TABLE("array", u32, u64, hist, CLAW_STAGES *CLAW_CLASSES *CLAW_BUCKETS, CLAW_MAPPED);
 /* stage × classes + class: the longest, in nanoseconds */
@@ -152,7 +153,6 @@ static __always_inline int end_write(u64 sk, int sent)
 	if (sent > 0) {
 		count(CLAW_WRITES, 1);
 		count(CLAW_SENT_BYTES, sent);
-		track->bytes += sent;
 		if (!(track->flags & CLAW_TRACK_SYNCED)) {
 			count(CLAW_MISSED, 1);
 		} else if (track->made - track->acked >= CLAW_SENDS) {
@@ -222,13 +222,19 @@ static __always_inline struct claw_track *tracked(struct __sk_buff *skb, struct 
 	return track;
 }
 
+/* Packets are 256 bytes apart and more */
+static __always_inline u32 place_of(u64 packet)
+{
+	return (packet >> 8 ^ packet >> 20) & (CLAW_PACKETS_MAX - 1);
+}
+
 int claw_egress(struct __sk_buff *skb)
 {
-	struct claw_packet packet = {};
 	struct parsed found = {};
 	struct claw_track *track = tracked(skb, &found);
-	u32 first = 0;
-	u32 *class;
+	struct claw_packet *packet;
+	u64 name, now_ns;
+	u32 at, *class;
 
 	if (!track)
 		return 1;
@@ -237,20 +243,27 @@ int claw_egress(struct __sk_buff *skb)
 		class = lanes.lookup(&found.source);
 		track->class = class ? *class : CLAW_CLASS_REST;
 	}
-	packet.left_ns = bpf_ktime_get_ns();
+	now_ns = bpf_ktime_get_ns();
 	if (!(track->flags & CLAW_TRACK_SENT) || is_after(found.seq, track->seen_sent)) {
 		track->seen_sent = found.seq;
-		track->last_left_ns = packet.left_ns;
+		track->last_left_ns = now_ns;
 	}
 	track->flags |= CLAW_TRACK_SENT;
 	if (!found.payload)
 		return 1;
-	packet.sk = (u64)skb->sk;
-	packet.end = found.seq;
-	packet.len = skb->len;
 	count(CLAW_PACKETS, 1);
-	leave(track, found.seq, packet.left_ns);
-	leaving.update(&first, &packet);
+	leave(track, found.seq, now_ns);
+	/* The verifier lets nobody calculate with what it knows to be a pointer: what comes out of a map is a number */
+	*(volatile u64 *)&track->packet = (u64)skb;
+	name = *(volatile u64 *)&track->packet;
+	at = place_of(name);
+	packet = packets.lookup(&at);
+	if (packet) {
+		packet->sk = (u64)skb->sk;
+		packet->left_ns = now_ns;
+		packet->end = found.seq;
+		packet->name = name; /* last: what is read by it is whole */
+	}
 	return 1;
 }
 
@@ -268,21 +281,6 @@ int claw_ingress(struct __sk_buff *skb)
 	return 1;
 }
 
-/* On the same processor as claw_egress, just after it: the packet gets its name */
-int claw_queued(struct tracepoint__net__net_dev_queue *args)
-{
-	u32 first = 0;
-	struct claw_packet *packet = leaving.lookup(&first);
-	u64 name = (u64)args->skbaddr;
-
-	/* Another's packet may come in between; it would have this length, with a device's header, by chance only */
-	if (!packet || !packet->len || args->len - packet->len > 32)
-		return 0;
-	packets.update(&name, packet);
-	packet->len = 0;
-	return 0;
-}
-
 /* Writes that are known already; those that are not yet take the last time from the track */
 static __always_inline void drive(struct claw_track *track, u32 seq, u64 now_ns)
 {
@@ -298,22 +296,24 @@ static __always_inline void drive(struct claw_track *track, u32 seq, u64 now_ns)
 	}
 }
 
-int claw_driven(struct tracepoint__net__net_dev_xmit *args)
+/* net_dev_xmit(skb, rc, dev, len) */
+int claw_driven(struct bpf_raw_tracepoint_args *ctx)
 {
-	u64 name = (u64)args->skbaddr;
-	struct claw_packet *packet = packets.lookup(&name);
+	u64 name = ctx->args[0], sk, now_ns;
+	u32 at = place_of(name);
+	struct claw_packet *packet = packets.lookup(&at);
 	struct claw_track *track;
-	u64 now_ns;
 
-	if (!packet || args->rc != 0) /* the driver will be given it again */
+	if (!packet || packet->name != name || (int)ctx->args[1] != 0) /* the driver will be given it again */
 		return 0;
 	now_ns = bpf_ktime_get_ns();
-	track = tracks.lookup(&packet->sk);
+	sk = packet->sk;
+	track = tracks.lookup(&sk);
 	if (track) {
 		account(CLAW_STAGE_DEVICE, track->class, packet->left_ns, now_ns);
 		drive(track, packet->end, now_ns);
 	}
-	packets.delete(&name);
+	packet->name = 0;
 	return 0;
 }
 

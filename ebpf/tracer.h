@@ -41,7 +41,7 @@ struct claw_track {
 	u64 last_left_ns;
 	u64 last_device_ns;
 	u64 last_acked_ns;
-	u64 bytes;
+	u64 packet; /* name of the one that left last */
 	u32 made; /* by the write */
 	u32 left; /* by what leaves */
 	u32 acked; /* by what comes */
@@ -63,10 +63,11 @@ enum {
 
 /* A packet between the socket and the driver */
 struct claw_packet {
+	u64 name; /* 0: none */
 	u64 sk;
 	u64 left_ns;
 	u32 end; /* sequence number after its last byte */
-	u32 len;
+	u32 reserved;
 };
 
 struct claw_taker {

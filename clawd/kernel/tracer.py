@@ -24,8 +24,6 @@ from clawd.kernel.stamps import BACKEND, Stamps
 SOURCE = "tracer.bpf.c"
 CGROUP_SKB = {"claw_egress": bpfcall.EGRESS, "claw_ingress": bpfcall.INGRESS}
 TRACEPOINTS = {
-    "claw_queued": "net/net_dev_queue",
-    "claw_driven": "net/net_dev_xmit",
     "claw_woken": "sched/sched_wakeup",
     "claw_switched": "sched/sched_switch",
 }
@@ -43,6 +41,7 @@ WRITES = (
     ),
 )
 """The newest first; which there are depends on the kernel, not on its version."""
+DRIVEN = (("claw_driven", "RAW_TRACEPOINT", "net_dev_xmit"),)
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Tracer:
             self._attempt("socket", lambda: self._follow(stack))
             if "socket" in self.backends:
                 self.backends["acked"] = self.backends["socket"]
-                self._attempt("device", lambda: self._at_tracepoints(stack, "claw_queued", "claw_driven"))
+                self._attempt("device", lambda: self._first_of(stack, DRIVEN))
         if "sched" in parts:
             self._attempt("runq", lambda: self._at_tracepoints(stack, "claw_woken", "claw_switched"))
 
@@ -234,11 +233,10 @@ class Tracer:
 def _programs(parts: tuple[str, ...]) -> dict[str, str]:
     wanted: dict[str, str] = {}
     if "writes" in parts:
-        wanted |= {name: kind for choices in WRITES for name, kind, _ in choices}
+        wanted |= {name: kind for choices in (*WRITES, DRIVEN) for name, kind, _ in choices}
         wanted |= dict.fromkeys(CGROUP_SKB, "CGROUP_SKB")
-        wanted |= dict.fromkeys(("claw_queued", "claw_driven"), "TRACEPOINT")
     if "sched" in parts:
-        wanted |= dict.fromkeys(("claw_woken", "claw_switched"), "TRACEPOINT")
+        wanted |= dict.fromkeys(TRACEPOINTS, "TRACEPOINT")
     return wanted
 
 

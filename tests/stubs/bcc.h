@@ -37,15 +37,6 @@ typedef __s64 s64;
 #define BPF_F_TABLE(kind, key, leaf, name, size, flags) STUB_TABLE(key, leaf, name)
 
 /* bcc makes these from what the kernel says of its tracepoints */
-struct tracepoint__net__net_dev_queue {
-	void *skbaddr;
-	unsigned int len;
-};
-struct tracepoint__net__net_dev_xmit {
-	void *skbaddr;
-	unsigned int len;
-	int rc;
-};
 struct tracepoint__sched__sched_wakeup {
 	int pid;
 };
