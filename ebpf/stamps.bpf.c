@@ -152,6 +152,8 @@ int claw_stamps(struct bpf_sock_ops *ctx)
 		track = tracks.sk_storage_get(sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 		if (track)
 			write(track, kernel_context(ctx), ctx->local_port, now_ns);
+		else
+			count(CLAW_MISSED, 1); /* the kernel had no memory for it */
 		return 1;
 	}
 	track = tracks.sk_storage_get(sk, 0, 0);

@@ -159,6 +159,23 @@ def test_a_stream_as_a_waterfall(daemon: Daemon, tmp_path: Path) -> None:
     assert all("critical" in trace_stream.show({**value, "class": "critical"}) for value in values)
 
 
+def test_what_was_written_before_has_no_way_but_gaps(daemon: Daemon) -> None:
+    with Producer("p", daemon.runtime_dir) as producer:
+        stream = producer.open("over")
+        for _ in range(3):
+            stream.write("x")
+        stream.close()
+        until(lambda: daemon.total("tokens") == 3, "three tokens")
+        run = clawctl(daemon.runtime_dir, "trace", "stream", "over", "--json")
+        values = [json.loads(line) for line in run.stdout.splitlines()]
+        text = clawctl(daemon.runtime_dir, "trace", "stream", "over").stdout
+    assert [(value["seq"], value["way_ns"]) for value in values[1:-1]] == [(0, None), (1, None), (2, None)]
+    assert values[1]["gap_ns"] is None
+    assert values[3]["gap_ns"] >= 0
+    assert "since the one before" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_bars_are_twice_as_long_in_time_a_column() -> None:
     lengths = []
     for way_ns in (0, 99_999, 100_000, 200_000, 400_000, 10**15):
@@ -175,6 +192,10 @@ def test_bars_are_twice_as_long_in_time_a_column() -> None:
         (("sched", "x"), 2, "trace stream takes the name of a stream, and nothing else does"),
         (("--duration", "0"), 2, 'argument --duration: "0" is not allowed; it must be 0.1 to 86400 seconds'),
         (("--stage", "nowhere"), 2, "argument --stage: invalid choice"),
+        (("sched", "--stage", "sent"), 2, "--stage is of trace stages, not of sched"),
+        (("sockets", "--class", "first"), 2, "--class is of trace stages, not of sockets"),
+        (("sockets", "--perfetto", "x"), 2, "--perfetto is of trace stages, stream, sched, not of sockets"),
+        (("stream", "x", "--interval", "1"), 2, "--interval is of trace stages, sockets, sched, not of stream"),
         (("stream", "no-such"), 1, 'no stream "no-such" is open; clawctl streams lists them'),
         (("--perfetto", "/nowhere/x"), 1, 'cannot write "/nowhere/x": No such file or directory'),
     ],

@@ -63,6 +63,14 @@ def run(options: argparse.Namespace) -> int:
         return _wrong(f'no trace of "{render.cell(options.action)}"; {hint}')
     if (options.action == "stream") != (options.stream is not None):
         return _wrong("trace stream takes the name of a stream, and nothing else does")
+    for flag, value, actions in (
+        ("--stage", options.stage, ("stages",)),
+        ("--class", options.klass, ("stages",)),
+        ("--perfetto", options.perfetto, ("stages", "stream", "sched")),
+        ("--interval", options.interval, ("stages", "sockets", "sched")),
+    ):
+        if value is not None and options.action not in actions:
+            return _wrong(f"{flag} is of trace {', '.join(actions)}, not of {options.action}")
     with ExitStack() as stack:
         file = stack.enter_context(TraceFile(options.perfetto)) if options.perfetto else None
         stack.enter_context(_ended_by_signals())

@@ -44,7 +44,7 @@ class TraceFile:
                 self._put(name=f"{row['name']} {row['class']} us", ph="C", ts=now_us, args=figures)
 
     def token(self, value: dict[str, Any]) -> None:
-        """From its write to its reading, as a bar."""
+        """From its write to its reading, as a bar; of no length when it was written before it was looked for."""
         args = {"class": value["class"]}
-        times = {"ts": value["written_ns"] / 1000, "dur": max(0, value["way_ns"]) / 1000}
+        times = {"ts": value["written_ns"] / 1000, "dur": max(0, value["way_ns"] or 0) / 1000}
         self._put(name=f"token {value['seq']}", ph="X", tid=1, args=args, **times)

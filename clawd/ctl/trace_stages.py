@@ -180,7 +180,8 @@ def _of_page(name: str, klass: str, since: str, hist: Any, budget_us: int) -> Ro
 
 
 def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int, backend: str) -> Row:
-    values = [hist.quantile(share) for share in SHARES]
+    # The middle of a bucket may be beyond the longest of those in it, which is known
+    values = [min(hist.quantile(share), hist.max_ns) for share in SHARES]
     return _row(name, klass, since, hist.count, values, hist.max_ns, budget_us, backend)
 
 

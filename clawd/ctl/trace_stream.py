@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One stream as a waterfall: when each token was written, and when it was at a client like any other, which is us."""
+"""One stream as a waterfall: when each token was written, and when it was at a client like any other, which is us. What
+was written before we came is of no account for that: its bar is the time since the token before.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ def watch(runtime_dir: Path, name: str, until_s: float) -> Iterator[dict[str, An
     yield {"version": 1, "stream": row}
     after = f"{row['incarnation']}-{row['next_seq'] - 1}" if row["next_seq"] and row["state"] == "live" else None
     before_ns = None
+    came_ns = time.monotonic_ns()
     with Observer(runtime_dir) as consumer:
         reading = consumer.attach(name, after, wait=0.0)
         while (left := until_s - time.monotonic()) > 0:
@@ -54,7 +57,7 @@ def watch(runtime_dir: Path, name: str, until_s: float) -> Iterator[dict[str, An
                 "written_ns": token.written_ns,
                 "gap_ns": token.written_ns - before_ns if before_ns is not None else None,
                 "read_ns": read_ns,
-                "way_ns": read_ns - token.written_ns,
+                "way_ns": read_ns - token.written_ns if token.written_ns >= came_ns else None,
             }
             before_ns = token.written_ns
 
@@ -65,10 +68,15 @@ def show(value: dict[str, Any]) -> str:
         row = value["stream"]
         first = render.duration(row["first_token_ns"])
         return f"{render.cell(row['name'])}: {row['state']}, {row['tokens']} tokens, first token after {first}\n" + (
-            f"{'SEQ':>8}  {'CLASS':<8}  {'GAP':>7}  {'WAY':>7}  written → read, a column more is twice as long"
+            f"{'SEQ':>8}  {'CLASS':<8}  {'GAP':>7}  {'WAY':>7}  {_bar_of(row)}, doubling each column"
         )
     if "end" in value:
         return f"the stream ended: {render.cell(value['end'])}"
-    length = max(1, min(BAR, (max(1, value["way_ns"]) // _SCALE_NS).bit_length() + 1))
+    bar_ns = value["way_ns"] if value["way_ns"] is not None else value["gap_ns"]
+    length = max(1, min(BAR, (max(1, bar_ns or 0) // _SCALE_NS).bit_length() + 1))
     gap, way = render.duration(value["gap_ns"]), render.duration(value["way_ns"])
     return f"{value['seq']:>8}  {value['class']:<8}  {gap:>7}  {way:>7}  {'#' * length}"
+
+
+def _bar_of(row: dict[str, Any]) -> str:
+    return "written → read" if row["state"] == "live" else "since the one before"

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from clawd.errors import HostError
 from clawd.kernel import bpfcall
 from clawd.kernel.bpf import Loaded
 from clawd.kernel.bpfcall import Table
@@ -48,6 +49,16 @@ def middle(bucket: int) -> int:
         return bucket
     octave = (bucket >> CUT_BITS) - 1
     return ((bucket - (octave << CUT_BITS)) << octave) + (1 << octave) // 2
+
+
+def set_lanes(loaded: Loaded, lanes: Mapping[int, str]) -> None:
+    """Tell a program the class of each port. Raises HostError."""
+    table = Table(loaded.maps["lanes"])
+    for port, klass in lanes.items():
+        try:
+            table.set(port, struct.pack("=I", CLASSES.index(klass)))
+        except OSError as error:
+            raise HostError(f"clawd has more lanes than can be traced: {loaded.maps['lanes'].entries}") from error
 
 
 class Counted:

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from clawd.errors import HostError
 from clawd.kernel import bpf, bpfcall, btf
-from clawd.kernel.bpfcall import Table
-from clawd.kernel.hists import CLASSES, Counted
+from clawd.kernel.hists import Counted, set_lanes
 from clawd.kernel.taken import tcp_sockets
 
 SOURCE = "stamps.bpf.c"
@@ -62,9 +60,7 @@ class Stamps:
             stack.callback(self.loaded.close)
             self.counted = Counted(self.loaded)
             stack.callback(self.counted.close)
-            lanes = Table(self.loaded.maps["lanes"])
-            for port, name in self._lanes.items():
-                lanes.set(port, struct.pack("=I", CLASSES.index(name)))
+            set_lanes(self.loaded, self._lanes)
             self._group = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, self._group)
             # Before the flags, so that no socket that comes in between is missed

@@ -17,7 +17,7 @@ from types import TracebackType
 from clawd.errors import HostError
 from clawd.kernel import bpf, bpfcall, tracefs
 from clawd.kernel.bpfcall import Table
-from clawd.kernel.hists import CLASSES, COUNTERS, STAGES, Counted, Hist
+from clawd.kernel.hists import CLASSES, COUNTERS, STAGES, Counted, Hist, set_lanes
 from clawd.kernel.shaper import unified_mount
 from clawd.kernel.stamps import BACKEND, Stamps
 
@@ -128,9 +128,7 @@ class Tracer:
         stack.callback(self._loaded.close)
         self._counted = Counted(self._loaded)
         stack.callback(self._counted.close)
-        lanes = Table(self._loaded.maps["lanes"])
-        for port, name in self.lanes.items():
-            lanes.set(port, struct.pack("=I", CLASSES.index(name)))
+        set_lanes(self._loaded, self.lanes)
         if "writes" in parts:
             self._attempt("socket", lambda: self._follow(stack))
             if "socket" in self.backends:
