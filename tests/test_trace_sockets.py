@@ -41,7 +41,9 @@ def test_a_client_is_told_as_ss_tells_it(pair: tuple[socket.socket, socket.socke
     assert rtt, told
     assert abs(row.rtt_us - float(rtt[1]) * 1000) <= max(500, row.rtt_us / 2)
     assert f"cwnd:{row.cwnd}" in told
-    assert (row.retrans, row.loss_ppm) == (0, 0)
+    again = re.search(r"retrans:\d+/(\d+)", told)  # on a busy host a probe may have been sent for nothing
+    assert row.retrans == (int(again[1]) if again else 0)
+    assert (row.loss_ppm > 0) == (row.retrans > 0)
     assert ours.send(b"still ours") == 10
 
 
