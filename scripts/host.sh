@@ -7,7 +7,7 @@ CONFIG=/etc/clawd/clawd.conf
 MANIFEST=$PREFIX/manifest
 TUNED=/var/lib/clawd-kernel/tune.journal
 SERVICES=(clawd.service clawd-gateway.service clawd-kernel.service)
-UNITS=("${SERVICES[@]}" clawd.slice)
+UNITS=("${SERVICES[@]}" clawd.slice clawd_background.slice)
 
 # Without systemd as PID 1, as in an image that is being built, there is nothing to tell
 has_systemd() { [ -d /run/systemd/system ]; }
@@ -47,7 +47,7 @@ wipe() {
 	if [ -d /etc/clawd ] && ! rmdir /etc/clawd 2>/dev/null; then
 		for path in /etc/clawd/*; do kept+=("$path"); done
 	fi
-	for path in /etc/systemd/system/clawd{,-gateway,-kernel}.service.d /etc/systemd/system/clawd.slice.d; do
+	for path in /etc/systemd/system/clawd{,-gateway,-kernel}.service.d /etc/systemd/system/clawd{,_background}.slice.d; do
 		[ ! -e "$path" ] || kept+=("$path")
 	done
 	for name in clawd-gateway clawd; do

@@ -19,7 +19,7 @@ ROWS = (
     ("clawd.selection", "clawd.stream", "clawd.farlink"),
     ("clawd.fleet",),
     ("clawd.producer", "clawd.consumer", "clawd.aconsumer"),
-    ("clawd.kernel.change", "clawd.kernel.netns"),
+    ("clawd.kernel.change", "clawd.kernel.netns", "clawd.kernel.tree"),
     ("clawd.kernel.journal", "clawd.kernel.sysctl", "clawd.kernel.tc", "clawd.kernel.sched", "clawd.kernel.weight"),
     ("clawd.kernel.knobs", "clawd.kernel.origin", "clawd.kernel.effect", "clawd.kernel.tuner"),
     ("clawd.kernel.profile",),

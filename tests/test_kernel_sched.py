@@ -136,8 +136,8 @@ def test_a_weight_is_read_and_written_on_v2(tmp_path: Path) -> None:
     assert lever.read(place) == "100"
     lever.write(place, "400")
     assert lever.read(place) == "400"
-    with pytest.raises(Trouble, match=r"there is no clawd-background\.slice"):
-        lever.read(Place("weight", "clawd-background.slice"))
+    with pytest.raises(Trouble, match=r"there is no clawd_background\.slice"):
+        lever.read(Place("weight", "clawd_background.slice"))
     with pytest.raises(Trouble, match="no slice's name"):
         lever.read(Place("weight", "../system.slice"))
 

@@ -183,6 +183,7 @@ def test_pip_installs_a_tree_without_gits_data(tmp_path: Path) -> None:
 def test_the_profiles_of_tuning_come_along(wheel: Path) -> None:
     names = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("clawd/kernel/profiles/")}
     assert names == {"60-clawd.conf", "low-latency.conf", "shared-host.conf", "wan.conf"}
+    assert "clawd/kernel/weights.conf" in zipfile.ZipFile(wheel).namelist()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 LEAVE = "leave"
 FILE_MAX = 1 << 16
 QDISCS = ("fq", "fq_codel", "pfifo", "htb")
-SLICES = ("clawd.slice", "clawd-background.slice")
+SLICES = ("clawd.slice", "clawd_background.slice")
 SLICE_NS = (100_000, 100_000_000)
 RATE = (1_000_000, 30_000_000_000)
 """Bits a second. Beyond it the rate does not fit what pyroute2 0.7 sends."""

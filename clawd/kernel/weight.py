@@ -14,7 +14,7 @@ from clawd.kernel.change import ABSENT, FORBIDDEN, Place, Trouble, trouble
 
 KIND = "weight"
 TIMEOUT_S = 20
-NAME = re.compile(r"clawd[a-z-]*\.slice")
+NAME = re.compile(r"clawd[a-z_]*\.slice")
 
 
 def find_mount(root: Path = Path("/")) -> Path:
