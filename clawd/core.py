@@ -185,6 +185,10 @@ class Core:
         """Tell every engine how short the host is of processor time: 0 not … 3 most."""
         check(lib.claw_core_pressure(self._core, level), "tell the pressure")
 
+    def boost(self, level: int, run_delay_ns: int) -> None:
+        """Show the CLAW_BOOST_ level that is asked for, and how long clawd's threads waited for a processor so far."""
+        lib.claw_core_boost(self._core, level, run_delay_ns)
+
     def network(
         self, connection: int, *, loss_ppm: int = 0, jitter_us: int = 0, congested: bool = False, far: bool = False
     ) -> None:

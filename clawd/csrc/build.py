@@ -32,6 +32,7 @@ NOUNS = (
     "stream",
     "keep",
     "grace",
+    "first",
     "outbox",
     "lanes",
     "readers",

@@ -161,6 +161,7 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 	CLAW_FAILPOINT("committed");
 	ring->handles[record->handle] = stream;
 	ring->live++;
+	claw_first_start(streams, stream, now_ns);
 	claw_count(&core->totals->opened, 1);
 	note(core, CLAW_EVENT_OPENED, stream, ring, 0);
 	if (open.readers_len)

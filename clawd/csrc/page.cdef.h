@@ -81,6 +81,11 @@ struct claw_totals {
 	uint64_t recovered_streams; /* taken over at the start, and how many blocks and rings */
 	uint64_t recovered_blocks;
 	uint64_t recovered_rings;
+	uint64_t first_count; /* streams whose first token is waited for, by CLAW_FIRST_WAIT_MS */
+	uint64_t boost; /* CLAW_BOOST_…: what clawd asks for now */
+	uint64_t boosts; /* times it asked for CLAW_BOOST_FIRST */
+	uint64_t pressure; /* as engines are told, 0 … CLAW_DEGRADE_MAX */
+	uint64_t run_delay_ns; /* that clawd's threads waited for a processor; 0 = not known */
 };
 
 enum {

@@ -87,6 +87,8 @@ static void show_totals(struct claw_core *core)
 	claw_store_relaxed(&totals->streams_awaited, core->streams.count[CLAW_STREAM_AWAITED]);
 	claw_store_relaxed(&totals->streams_gone, core->streams.count[CLAW_STREAM_GONE]);
 	claw_store_relaxed(&totals->attachments, core->outbox.attachment_count);
+	claw_store_relaxed(&totals->first_count, core->streams.first_count);
+	claw_store_relaxed(&totals->pressure, core->pressure);
 	claw_store_relaxed(&totals->spool_blocks, core->spool.block_count);
 	claw_store_relaxed(&totals->spool_free, core->spool.free_count);
 }

@@ -26,6 +26,7 @@ int claw_streams_init(struct claw_streams *ret_streams, struct claw_spool *spool
 		.ended = { CLAW_NONE, CLAW_NONE },
 		.gone = { CLAW_NONE, CLAW_NONE },
 		.dirty = { CLAW_NONE, CLAW_NONE },
+		.first = { CLAW_NONE, CLAW_NONE },
 		.unshown = CLAW_NONE,
 		.keep_ns = keep_ns,
 		.stream_blocks = (uint32_t)(stream_bytes / CLAW_BLOCK_BYTES),
@@ -91,6 +92,7 @@ void claw_stream_release(struct claw_streams *streams, uint32_t index)
 		return;
 	if (stream->state == CLAW_STREAM_GONE)
 		claw_keep_no_more(streams, index);
+	claw_first_stop(streams, index);
 	uint32_t *link = bucket_of(streams, stream->row.name, stream->row.name_len);
 	while (*link != index + 1)
 		link = &streams->table[*link - 1].next_in_hash;
@@ -254,6 +256,8 @@ void claw_stream_conclude(struct claw_streams *streams, uint32_t index, const ui
 	stream->row.ended_ns = ended_ns;
 	stream->ring = CLAW_NONE;
 	claw_grace_stop(streams, index);
+	if (!stream->row.tokens)
+		claw_first_stop(streams, index); /* none will come; one that is here is still to be sent */
 	claw_stream_set_state(streams, index, CLAW_STREAM_ENDED);
 	claw_keep_ended(streams, index, ended_ns);
 	claw_stream_mark(streams, index);
@@ -268,6 +272,7 @@ void claw_stream_first_sent(struct claw_streams *streams, uint32_t index, uint64
 {
 	struct claw_stream *stream = &streams->table[index];
 	stream->row.first_sent_ns = sent_ns;
+	claw_first_stop(streams, index);
 	if (stream->first_block != CLAW_NONE)
 		claw_spool_block(streams->spool, stream->first_block)->first_sent_ns = sent_ns;
 	claw_stream_touch(streams, index, CLAW_UNSHOWN_PART);

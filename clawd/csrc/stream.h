@@ -7,6 +7,7 @@
 
 #include "pacer.h"
 #include "page.h"
+#include "first.h"
 #include "grace.h"
 #include "hash.h"
 #include "spool.h"
@@ -53,6 +54,8 @@ struct claw_stream {
 	uint32_t readers; /* of these attachments, those that are no observer's */
 	uint32_t grace_ms; /* nobody reads it for so long = it is cancelled; 0 = never */
 	uint8_t doomed; /* AWAITED, and cancelled when it opens */
+	uint64_t first_until_ns; /* its first token is waited for so long; 0 = not waited for */
+	uint32_t prev_first, next_first;
 	uint64_t deadline_ns; /* ENDED: when its blocks go; GONE: when its name goes */
 	struct claw_stream_row row;
 };
@@ -69,6 +72,8 @@ struct claw_streams {
 	struct claw_list ended, gone;
 	struct claw_list dirty; /* streams with news for their attachments, in the order it came */
 	struct claw_grace grace; /* timers of those that nobody reads */
+	struct claw_list first; /* streams whose first token is waited for, in the order of their OPENs */
+	uint32_t first_count;
 	uint32_t unshown; /* first of those whose row changed since the last turn */
 	uint64_t hash_key[2];
 	uint64_t ids; /* stream ids given */

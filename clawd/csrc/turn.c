@@ -249,6 +249,13 @@ static int intake(struct claw_core *core, struct claw_ring *ring, uint64_t now_n
 
 /* --- the turn --- */
 
+/* Between turns, too: what was waited for may have been sent */
+static void tell_first(struct claw_core *core)
+{
+	core->outcome.first_until_ns = claw_first_until(&core->streams);
+	core->outcome.first_count = core->streams.first_count;
+}
+
 int claw_turn(struct claw_core *core, uint64_t now_ns)
 {
 	const uint64_t second_ns = 1000000000;
@@ -259,6 +266,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	/* Before new ends come: a stream is packed once at least, however short it is kept */
 	claw_streams_expire(&core->streams, now_ns);
 	claw_grace_expire(core, now_ns);
+	claw_first_expire(&core->streams, now_ns);
 	/* Rings whose producer is gone come first, so that their ends precede what a successor opens */
 	for (uint32_t i = 0; i < core->ring_used; i++)
 		if (core->rings[i].state == CLAW_RING_LEFT)
@@ -282,6 +290,7 @@ int claw_turn(struct claw_core *core, uint64_t now_ns)
 	claw_count(&core->totals->frame_bytes, core->outbox.out_bytes);
 	core->outcome.frame_count = core->outbox.frame_count;
 	core->outcome.unmet_ns = core->outbox.unmet_ns;
+	tell_first(core);
 	core->outcome.more = (uint32_t)more;
 	core->outcome.unproven = core->outbox.unproven;
 	core->pending = more;
@@ -333,6 +342,7 @@ static void first_sent(struct claw_core *core, uint32_t connection, uint32_t id,
 	claw_account(core, CLAW_HIST_FIRST, row->requested_ns ? row->requested_ns : row->opened_ns, sent_ns);
 	if (row->requested_ns)
 		claw_account(core, CLAW_HIST_FIRST_REQUESTED, row->requested_ns, sent_ns);
+	tell_first(core);
 }
 
 /* A frame of ours: built by claw_outbox_build and kept in private memory since, so nothing needs checking. */

@@ -42,8 +42,9 @@ struct claw_outcome {
 	uint32_t rings_settled; /* rings that became DONE or BROKEN, since the start */
 	uint32_t more; /* the turn left something to do at once */
 	uint32_t unproven; /* claw_unproven has something to look for */
-	uint32_t reserved;
+	uint32_t first_count; /* streams whose first token is waited for */
 	uint64_t unmet_ns; /* when claw_unmet has something to look for, 0 = not as things stand */
+	uint64_t first_until_ns; /* a first token is waited for so long, 0 = none is */
 };
 
 /* state of a ring, on clawd's side */
