@@ -26,7 +26,7 @@ ROWS = (
     ("clawd.kernel.survey",),
     ("clawd.kernel.tuning",),
     ("clawd.kernel.boot",),
-    ("clawd.server.memory", "clawd.server.instance"),
+    ("clawd.server.memory", "clawd.server.instance", "clawd.server.boost"),
     ("clawd.server.tcp", "clawd.server.network", "clawd.server.access"),
     ("clawd.server.lanes",),
     ("clawd.server.ring", "clawd.server.door", "clawd.server.shaping"),
