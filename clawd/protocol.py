@@ -6,11 +6,21 @@ flow) are the structs of csrc/ring.cdef.h and csrc/frame.cdef.h. A message is ch
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from clawd.errors import ProtocolError, VersionMismatch
+from clawd.field import checked as _checked
+from clawd.field import figures as _figures
+from clawd.field import flag as _flag
+from clawd.field import list_of as _list
+from clawd.field import number as _number
+from clawd.field import one_of as _one_of
+from clawd.field import or_none as _or_none
+from clawd.field import place as _place
+from clawd.field import table as _table
+from clawd.field import text as _text
 
 VERSION = 1
 MESSAGE_MAX = 4096
@@ -39,62 +49,11 @@ KERNEL_SOCKET = "kernel.sock"
 LANES = ("express", "bulk")
 CONGESTION = ("", "cubic", "reno", "bbr", "dctcp")
 """What a lane's sockets may be given; the first leaves them what the kernel gave."""
+BOOSTS = ("rest", "pressure", "first")
+"""Levels of a boost, by number."""
+BOOST_LEASE_MS_MAX = 2000
 KERNEL_MESSAGE_MAX = 512
 """Bytes of a request to clawd-kernel: a name and a few numbers."""
-
-Check = Callable[[Any], bool]
-
-
-def _number(low: int, high: int) -> Check:
-    return lambda value: type(value) is int and low <= value <= high
-
-
-def _text(longest: int, shortest: int = 1) -> Check:
-    # UTF-8 length, as the C side counts; a lone surrogate has none and is refused
-    def check(value: Any) -> bool:
-        if type(value) is not str:
-            return False
-        try:
-            return shortest <= len(value.encode()) <= longest
-        except UnicodeEncodeError:
-            return False
-
-    return check
-
-
-def _one_of(*allowed: str) -> Check:
-    return lambda value: type(value) is str and value in allowed
-
-
-def _flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _list(check: Check) -> Check:
-    return lambda value: type(value) is list and all(check(each) for each in value)
-
-
-def _figures(value: Any) -> bool:
-    return type(value) is dict and all(type(key) is str and type(figure) is int for key, figure in value.items())
-
-
-def _place(value: Any) -> bool:
-    return type(value) is list and [type(part) for part in value] == [str, int, int]
-
-
-def _table(value: Any) -> bool:
-    return type(value) is dict and all(type(text) is str for pair in value.items() for text in pair)
-
-
-def _checked(check: Check, default: Any = MISSING) -> Any:
-    if default is MISSING:
-        return field(metadata={"check": check})
-    return field(default=default, metadata={"check": check})
-
 
 _id = _number(1, 2**32 - 1)
 
@@ -368,6 +327,61 @@ class SocketRows:
 
 
 @dataclass(frozen=True)
+class SetBoost:
+    """Have clawd-kernel weigh clawd's slices by `level` of BOOSTS for `lease_ms` from now on, while this connection
+    lasts. The rest is why: so many first tokens waited for, so short of processor time. Answered by `Boosting`.
+    """
+
+    op = "set_boost"
+    level: int = _checked(_number(0, 2))
+    lease_ms: int = _checked(_number(0, BOOST_LEASE_MS_MAX))
+    waiting: int = _checked(_number(0, 2**32 - 1), 0)
+    pressure: int = _checked(_number(0, 3), 0)
+
+
+@dataclass(frozen=True)
+class Boosts:
+    """Ask clawd-kernel how clawd's slices weigh, answered by `Boosting`; ask clawd what it asks for: `Urgency`."""
+
+    op = "boosts"
+
+
+@dataclass(frozen=True)
+class Boosting:
+    """`state` is one of BOOSTS, or `off` with the `reason`. `weights` by slice as they are, `resting` what they go back
+    to, `kept` by slice why it is left alone. `asked`: pid, uid, level, waiting, pressure of whose lease runs.
+    `limited`: times a change was put off, as too many would have been written in a second.
+    """
+
+    op = "boosts"
+    state: str = _checked(_text(16))
+    reason: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    weights: Mapping[str, int] = _checked(_figures)
+    resting: Mapping[str, int] = _checked(_figures)
+    kept: Mapping[str, str] = _checked(_table)
+    asked: Sequence[Sequence[int]] = _checked(_list(_list(_number(0, 2**63 - 1))))
+    writes: int = _checked(_number(0, 2**63 - 1))
+    limited: int = _checked(_number(0, 2**63 - 1))
+
+
+@dataclass(frozen=True)
+class Urgency:
+    """What clawd asks clawd-kernel for, `level` of BOOSTS; `reason`: why that comes to nothing. `some_permille` of its
+    time this host had work that waited for a processor, and each of clawd's threads waited `wait_us` each time, lately;
+    None: not known, `unseen` says why. `pressure` is what became of it.
+    """
+
+    op = "urgency"
+    level: int = _checked(_number(0, 2))
+    waiting: int = _checked(_number(0, 2**32 - 1))
+    pressure: int = _checked(_number(0, 3))
+    reason: str | None = _checked(_or_none(_text(ERROR_MAX)))
+    some_permille: int | None = _checked(_or_none(_number(0, 1000)))
+    wait_us: int | None = _checked(_or_none(_number(0, 2**63 - 1)))
+    unseen: str | None = _checked(_or_none(_text(ERROR_MAX)))
+
+
+@dataclass(frozen=True)
 class Connected:
     """clawd's answer to a relay connection that announced itself: attach (again) now. By tcp a lane that announced
     itself gets `connection` 0: join now. `keepalive_ms`: say something on each lane at least so often; 0: no need.
@@ -415,6 +429,10 @@ Message = (
     | Shaping
     | Rows
     | SocketRows
+    | SetBoost
+    | Boosts
+    | Boosting
+    | Urgency
     | Connected
     | Failure
 )
@@ -422,7 +440,7 @@ M = TypeVar("M", bound=Message)
 
 CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
-KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities, SetLane, Shape, Rows)
+KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities, SetLane, Shape, Rows, SetBoost, Boosts)
 JOIN_REQUESTS: tuple[type[Message], ...] = (Join, Ping)
 RELAY_REPLIES: tuple[type[Message], ...] = (Connected, Failure, Pong)
 

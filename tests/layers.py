@@ -11,7 +11,7 @@ Tree = Mapping[str, str]
 # A module may import those in rows above its own, never one of its own row. The longest name that fits counts.
 ROWS = (
     ("clawd.errors",),
-    ("clawd.units", "clawd.ini", "clawd.keys"),
+    ("clawd.units", "clawd.ini", "clawd.keys", "clawd.field"),
     ("clawd.setting",),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.signals", "clawd.protocol", "clawd.core"),
     ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources", "clawd.flusher", "clawd.watcher"),
@@ -21,6 +21,7 @@ ROWS = (
     ("clawd.producer", "clawd.consumer", "clawd.aconsumer"),
     ("clawd.kernel.change", "clawd.kernel.netns", "clawd.kernel.tree"),
     ("clawd.kernel.journal", "clawd.kernel.sysctl", "clawd.kernel.tc", "clawd.kernel.sched", "clawd.kernel.weight"),
+    ("clawd.kernel.boost",),
     ("clawd.kernel.knobs", "clawd.kernel.origin", "clawd.kernel.effect", "clawd.kernel.tuner"),
     ("clawd.kernel.profile",),
     ("clawd.kernel.survey",),
@@ -74,8 +75,8 @@ ROWS = (
 # These put the parts of their row together
 WIRING = ("clawd.server.loop", "clawd.gateway", "clawd.gateway.main", "clawd.ctl", "clawd.ctl.main", "clawd.__main__")
 # What an engine's process may load, and these load nothing else: its environment has cffi alone, for clawd._core
-BARE = ("clawd.errors", "clawd.units", "clawd.setting", "clawd.config", "clawd.log", "clawd.protocol", "clawd.core",
-        "clawd.flusher", "clawd.watcher", "clawd.ring", "clawd.stream", "clawd.producer")  # fmt: skip
+BARE = ("clawd.errors", "clawd.units", "clawd.field", "clawd.setting", "clawd.config", "clawd.log", "clawd.protocol",
+        "clawd.core", "clawd.flusher", "clawd.watcher", "clawd.ring", "clawd.stream", "clawd.producer")  # fmt: skip
 ONLY = {  # module: the one module that may import it
     "bcc": "clawd.kernel.bpf",
     "clawd._core": "clawd.core",

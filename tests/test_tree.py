@@ -36,10 +36,10 @@ def test_a_weight_is_raised_or_lowered_and_never_the_other_way() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[a.slice]\nrest = 1\nboost = 2\n", "not as it was installed"),
+        ("[a.slice]\nrest = 1\nfirst = 2\n", "not as it was installed"),
         ("[a.slice]\nrest = x\n", "not as it was installed"),
         ("", "no weights"),
-        ("[a.slice]\nrest = 1\npressure = 1\nboost = 10001\n", "beyond 1 to 10000"),
+        ("[a.slice]\nrest = 1\npressure = 1\nfirst = 10001\n", "beyond 1 to 10000"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, what: str) -> None:

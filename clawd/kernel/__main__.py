@@ -11,10 +11,12 @@ from pathlib import Path
 from clawd import __version__, log, protocol
 from clawd.config import Config
 from clawd.errors import ClawdError, ConfigErrors
-from clawd.kernel import boot
+from clawd.kernel import boot, tree
+from clawd.kernel.boost import Booster
 from clawd.kernel.helper import ABILITIES, Helper, find_user
 from clawd.kernel.journal import DIRECTORY
 from clawd.kernel.shaper import PINS, Shaper, default_cgroup
+from clawd.kernel.weight import Weights
 from clawd.sources import DEFAULT_FILE, Sources
 
 
@@ -30,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dir", type=Path, default=Path(protocol.KERNEL_DIR), help="directory of its socket (default %(default)s)"
     )
     parser.add_argument(
-        "--cgroup", type=Path, help="control group whose sockets are shaped (default: clawd.slice of version 2)"
+        "--cgroup",
+        type=Path,
+        help="control group whose sockets are shaped, with the slices that are weighed beside it"
+        " (default: clawd.slice of version 2)",
     )
     parser.add_argument(
         "--bpf-dir", type=Path, default=PINS, help="BPF file system that programs are pinned in (default %(default)s)"
@@ -40,11 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--state-dir", type=Path, default=DIRECTORY, help="of the journal of tuning (default %(default)s)"
     )
+    parser.add_argument("--relax", action="store_true", help="put back weights that one left that was killed, and end")
     options = parser.parse_args(arguments)
     log.start(name="clawd-kernel")
     try:
+        weights = Weights(mount=options.cgroup and options.cgroup.parent)
+        booster = Booster(tree.load(), weights, options.state_dir)
+        if options.relax:
+            boot.relax(booster)
+            return 0
         shaper = Shaper(options.cgroup or default_cgroup(), options.bpf_dir)
-        with Helper(options.dir, find_user(options.user), shaper) as helper:
+        with Helper(options.dir, find_user(options.user), shaper, booster) as helper:
+            boot.relax(booster)
             boot.tune(_config(options.config), options.state_dir)
             # Tuning wanted root's own; requests want these
             boot.keep_only([bit for bit, _ in ABILITIES.values()])

@@ -15,6 +15,7 @@ from clawd import log
 from clawd.config import Config
 from clawd.errors import AlreadyRunning, ClawdError
 from clawd.kernel import profile, sched
+from clawd.kernel.boost import Booster
 from clawd.kernel.tuning import Tuning
 
 PATIENCE_S = 10.0
@@ -55,6 +56,15 @@ def _tune(config: Config, tuning: Tuning) -> None:
             log.warning("not tuned", place=outcome.place, error=outcome.why)
     done = sum(outcome.result == "done" for outcome in outcomes)
     log.event("tuned", profile=chosen.name, changed=done, failed=len(outcomes) - done)
+
+
+def relax(booster: Booster) -> None:
+    """Put back the weights that an earlier run left flipped. What is not known of them stays, and none is flipped."""
+    try:
+        for name in booster.recover():
+            log.event("weight put back", slice=name)
+    except ClawdError as error:
+        log.failure("weights not put back, and none is flipped", error)
 
 
 def take_slice(name: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from clawd import log, protocol, sd
 from clawd.errors import AlreadyRunning, HostError, ProtocolError
+from clawd.kernel.boost import Booster, Lease
 from clawd.kernel.shaper import Policy, Shaper
 from clawd.signals import caught
 
@@ -82,11 +83,12 @@ def abilities(status: str) -> dict[str, str]:
 class Helper:
     """Holds the lock of its directory and listens there, from entry to exit."""
 
-    def __init__(self, directory: Path, user: User, shaper: Shaper) -> None:
+    def __init__(self, directory: Path, user: User, shaper: Shaper, booster: Booster) -> None:
         self._directory = directory
         self._path = directory / protocol.KERNEL_SOCKET
         self._user = user
         self._shaper = shaper
+        self._booster = booster
         self._lock = -1
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -98,6 +100,8 @@ class Helper:
             protocol.SetLane: self._set_lane,
             protocol.Shape: lambda _peer, _request: self._shaper.state(),
             protocol.Rows: self._rows,
+            protocol.SetBoost: self._set_boost,
+            protocol.Boosts: lambda _peer, _request: self._booster.state(),
         }
 
     def __enter__(self) -> Helper:
@@ -130,6 +134,7 @@ class Helper:
     def _close(self) -> None:
         for peer in list(self._peers):
             self._drop(peer)
+        self._booster.close()
         self._shaper.close()
         self._selector.close()
         self._listener.close()
@@ -144,13 +149,19 @@ class Helper:
             sd.ready()
             beat = sd.Heart()
             while not self._is_stopping:
-                ready = self._selector.select(STRANGER_S if self._strangers() else BEAT_S)
+                ready = self._selector.select(self._patience_s())
                 # who left makes room for who comes
                 for key, _ in sorted(ready, key=lambda event: event[0].fileobj is self._listener):
                     key.data()
                 self._expire()
+                self._booster.settle()
                 beat.turned()
             sd.stopping()
+
+    def _patience_s(self) -> float:
+        longest = STRANGER_S if self._strangers() else BEAT_S
+        due_ns = self._booster.due_ns()
+        return longest if due_ns is None else min(longest, max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
 
     def _strangers(self) -> list[Peer]:
         return [peer for peer in self._peers if peer.is_stranger]
@@ -230,6 +241,12 @@ class Helper:
         peer.ports.add(request.port)
         return self._shaper.state()
 
+    def _set_boost(self, peer: Peer, request: protocol.SetBoost) -> protocol.Message:
+        until_ns = time.monotonic_ns() + request.lease_ms * 1_000_000
+        lease = Lease(peer.pid, peer.uid, request.level, request.waiting, request.pressure, until_ns)
+        self._booster.ask(peer, lease)
+        return self._booster.state()
+
     def _rows(self, _peer: Peer, _request: protocol.Rows) -> protocol.Message:
         maps = self._shaper.maps()
         if not maps:
@@ -246,6 +263,7 @@ class Helper:
     def _drop(self, peer: Peer) -> None:
         self._peers.discard(peer)
         self._shaper.drop_lanes(peer.ports)
+        self._booster.drop(peer)
         self._selector.unregister(peer.socket)
         peer.socket.close()
 

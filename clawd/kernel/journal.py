@@ -43,6 +43,12 @@ class Entry:
     inode: int = 0
 
 
+BOOST = "boost"
+"""Name of the journal of weights that are flipped, beside the one of tuning: it is written many times a day, and what
+it says is taken back as soon as nobody holds a lease.
+"""
+
+
 def no_step(_name: str) -> None:
     """Tests put a crash here."""
 
@@ -51,9 +57,15 @@ class Journal:
     """Of one boot: what an earlier one wrote is void, as the kernel began anew. Without `create` it is only read."""
 
     def __init__(
-        self, directory: Path = DIRECTORY, *, step: Callable[[str], None] = no_step, boot_id: str | None = None
+        self,
+        directory: Path = DIRECTORY,
+        *,
+        name: str = "tune",
+        step: Callable[[str], None] = no_step,
+        boot_id: str | None = None,
     ) -> None:
-        self.path = directory / "tune.journal"
+        self.path = directory / f"{name}.journal"
+        self._lock_path = directory / f"{name}.lock"
         self._directory = directory
         self._step = step
         self._boot_id = boot_id or BOOT_ID.read_text().strip()
@@ -65,7 +77,7 @@ class Journal:
         """Held by whoever writes sysctls, queues, slices or weights. Raises AlreadyRunning, HostError."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._directory / "tune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise HostError(
                 f'no journal in "{self._directory}": {error.strerror}', "run it as root, or give --state-dir"

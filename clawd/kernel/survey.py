@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clawd.errors import HostError
-from clawd.kernel import origin, sched, tc, weight
+from clawd.kernel import boost, origin, sched, tc, weight
 from clawd.kernel.change import (
     DIFFERS,
     NOT_HERE,
@@ -28,8 +28,10 @@ from clawd.kernel.sysctl import Sysctls
 Levers = Mapping[str, Lever]
 
 
-def levers() -> dict[str, Lever]:
-    return {SYSCTL: Sysctls(), tc.KIND: tc.Queues(), sched.KIND: sched.Slices(), weight.KIND: weight.Weights()}
+def levers(directory: Path) -> dict[str, Lever]:
+    """`directory` of the journals: a weight that is flipped now counts as what it goes back to."""
+    weights = weight.Weights(resting=boost.resting(directory))
+    return {SYSCTL: Sysctls(), tc.KIND: tc.Queues(), sched.KIND: sched.Slices(), weight.KIND: weights}
 
 
 def survey(

@@ -12,7 +12,7 @@ from clawd.errors import HostError
 FILE = Path(__file__).parent / "weights.conf"
 WEIGHTS = (1, 10_000)
 """What the kernel takes."""
-LEVELS = ("rest", "pressure", "boost")
+LEVELS = ("rest", "pressure", "first")
 """By level: each is more urgent than the one before."""
 
 
@@ -38,7 +38,7 @@ def load(path: Path = FILE) -> tuple[Branch, ...]:
         for line in ini.read(path.read_bytes()):
             if isinstance(line, ini.Entry) and line.key in LEVELS and line.section:
                 found.setdefault(line.section, {})[line.key] = int(line.value)
-        made = [Branch(name, (rows["rest"], rows["pressure"], rows["boost"])) for name, rows in found.items()]
+        made = [Branch(name, (rows["rest"], rows["pressure"], rows["first"])) for name, rows in found.items()]
     except (OSError, ValueError, KeyError) as error:
         raise HostError(f'"{path}" is not as it was installed: {error}', "install clawd again") from error
     if not made or not all(WEIGHTS[0] <= weight <= WEIGHTS[1] for branch in made for weight in branch.weights):

@@ -53,7 +53,7 @@ class Tuning:
     step: Callable[[str], None] = no_step
 
     def __post_init__(self) -> None:
-        self._levers = levers()
+        self._levers = levers(self.directory)
         self.journal = Journal(self.directory, step=self.step)
 
     def rows(self, profile: Profile) -> list[Row]:

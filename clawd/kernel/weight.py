@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clawd.kernel.change import ABSENT, FORBIDDEN, Place, Trouble, trouble
@@ -40,31 +40,43 @@ def _lines(path: Path) -> list[str]:
 
 
 class Weights:
-    """The lever. A place's name is a slice's. `root` is another directory in tests."""
+    """The lever. A place's name is a slice's. `root` is another directory in tests, `mount` where slices are, else that
+    is found. `resting` tells of a weight that is flipped just now what it goes back to, and that counts for tuning.
+    """
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        mount: Path | None = None,
+        resting: Callable[[str, str], str] = lambda _name, live: live,
+    ) -> None:
         self._root = root
+        self._mount = mount
+        self._resting = resting
 
     def _path(self, place: Place) -> Path:
         if not NAME.fullmatch(place.name):
             raise Trouble(ABSENT, "this is no slice's name")
-        path = find_mount(self._root) / place.name
+        path = (self._mount or find_mount(self._root)) / place.name
         if not path.is_dir():
             raise Trouble(ABSENT, f"there is no {place.name}", "it comes with clawd's units: scripts/install")
         return path / "cpu.weight"
 
     def read(self, place: Place) -> str:
         try:
-            return self._path(place).read_text().strip()
+            return self._resting(place.name, self._path(place).read_text().strip())
         except OSError as error:
             raise trouble(error, place.name) from error
 
     def write(self, place: Place, value: str) -> None:
-        path = self._path(place)
         if (self._root / "run/systemd/system").is_dir() and shutil.which("systemctl"):
             self._ask_systemd(place, value)
-        if self.read(place) == value:
-            return
+        if self.read(place) != value:
+            self.put(place, value)
+
+    def put(self, place: Place, value: str) -> None:
+        """Write it into the kernel alone: systemd puts its own back when a member of the slice restarts."""
+        path = self._path(place)
         try:
             file = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
