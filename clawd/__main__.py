@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from clawd.server.loop import serve
 
-        if configuration.config.tune:
+        if configuration.config.tune or configuration.config.boost:
             from clawd.kernel.boot import take_slice
 
             take_slice(configuration.config.profile)

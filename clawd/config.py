@@ -302,6 +302,24 @@ class Config:
         "what tune asks for: low-latency, wan, shared-host or your own",
         "One of your own is a file in /etc/clawd/profiles; see clawctl tune show.",
     )
+    boost: bool = _row(
+        "kernel",
+        SWITCH,
+        "off",
+        "clawd-kernel lets first tokens go before other work",
+        "From a stream's OPEN to its first token sent, half a second at most, clawd.slice weighs more and"
+        " clawd_background.slice less, and while this host is short of processor time. clawd's threads take the slice"
+        " that the profile has. Without it the weights of the units hold.",
+        reload=True,
+    )
+    pressure: bool = _row(
+        "kernel",
+        SWITCH,
+        "on",
+        "engines are told when this host is short of processor time",
+        "As far as clawd itself waits for it: then hints ask them for cheaper answers.",
+        reload=True,
+    )
     listen: str = _row(
         "gateway",
         LISTEN,

@@ -438,7 +438,7 @@ Message = (
 )
 M = TypeVar("M", bound=Message)
 
-CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Reload, Stop)
+CONTROL_REQUESTS: tuple[type[Message], ...] = (Hello, CancelStream, SetPace, Settings, Boosts, Reload, Stop)
 RELAY_REQUESTS: tuple[type[Message], ...] = (Attach, Detach, Cancel, Ping)
 KERNEL_REQUESTS: tuple[type[Message], ...] = (Ping, Capabilities, SetLane, Shape, Rows, SetBoost, Boosts)
 JOIN_REQUESTS: tuple[type[Message], ...] = (Join, Ping)

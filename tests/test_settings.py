@@ -128,6 +128,8 @@ def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(se
         "admins": "none",
         "tune": "off",
         "profile": "low-latency",
+        "boost": "off",
+        "pressure": "on",
     }
     origins = answer.origins
     assert (origins["keep"], origins["keepalive"]) == (f"{served.file}:2", f"{served.file}:11")

@@ -23,6 +23,7 @@ from clawd.server.instance import Instance
 from clawd.server.registry import Registry
 from clawd.server.relay import Relay
 from clawd.server.settings import Settings
+from clawd.server.urgency import Urgency
 from clawd.signals import caught
 from clawd.sources import Configuration, Sources
 from clawd.units import format_bytes
@@ -151,6 +152,7 @@ class Loop:
         self._registry = Registry(core, settings.config, instance, epoch, adopted, self._answer)
         self._relay = Relay(core, self._registry.sessions, *relay_room(settings.config))
         self._far: Far | None = None
+        self._urgency = Urgency(core, settings.config)
 
     def run(self) -> None:
         """Serve until a signal says stop."""
@@ -182,7 +184,7 @@ class Loop:
     def _once(self, longest_ns: int) -> bool:
         """One pass. True: it left something to do at once."""
         core, registry, relay = self._core, self._registry, self._relay
-        tags = core.next(0 if self._received else relay.timeout_ns(longest_ns))
+        tags = core.next(0 if self._received else relay.timeout_ns(self._urgency.timeout_ns(longest_ns)))
         if tags:
             for tag in tags:
                 registry.dispatch(tag)
@@ -190,6 +192,7 @@ class Loop:
         # Before all else: this is what somebody waits for
         if core.outcome.frame_count:
             relay.send_frames()
+        self._urgency.step()
         more = bool(core.outcome.more)
         if core.outcome.event_count:
             self._log_events()
@@ -233,6 +236,8 @@ class Loop:
         if isinstance(request, protocol.Stop):
             self.is_discarding = self.is_discarding or request.discard
             return self._stop_later(request.drain_ms)
+        if isinstance(request, protocol.Boosts):
+            return self._urgency.told()
         return self._reload() if isinstance(request, protocol.Reload) else self._settings.in_effect()
 
     def _stop_later(self, drain_ms: int) -> protocol.Stopping:
@@ -268,6 +273,7 @@ class Loop:
         self._registry.config = config
         if self._far:
             self._far.apply(config)
+        self._urgency.apply(config)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -302,6 +308,7 @@ class Loop:
             elif now_ns - last_ns >= quiet_ns:
                 break
         self._relay.close()
+        self._urgency.close()
         log.event("stopped")
 
 

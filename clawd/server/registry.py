@@ -210,7 +210,9 @@ class Registry:
         if peer.role == "producer":
             raise ProtocolError("a producer sends nothing after hello")
         message: Any = protocol.decode(packet, protocol.CONTROL_REQUESTS)
-        if isinstance(message, protocol.Settings | protocol.Reload | protocol.Stop | protocol.SetPace):
+        if isinstance(
+            message, protocol.Settings | protocol.Boosts | protocol.Reload | protocol.Stop | protocol.SetPace
+        ):
             self._answer(peer, message)
             return
         if isinstance(message, protocol.CancelStream):
