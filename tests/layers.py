@@ -60,7 +60,7 @@ ROWS = (
         "clawd.ctl.pages",
         "clawd.ctl.tune_show",
     ),
-    ("clawd.ctl.features", "clawd.ctl.hardware", "clawd.ctl.helper", "clawd.ctl.symptoms"),
+    ("clawd.ctl.features", "clawd.ctl.hardware", "clawd.ctl.helper", "clawd.ctl.symptoms", "clawd.ctl.priority"),
     ("clawd.ctl.demo.child", "clawd.ctl.demo.cutting", "clawd.ctl.demo.delay"),
     ("clawd.ctl.demo.keeper", "clawd.ctl.demo.writer", "clawd.ctl.demo.screen"),
     ("clawd.ctl.demo.reader",),

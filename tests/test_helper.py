@@ -220,6 +220,7 @@ def test_clawctl_says_whether_it_is_there_and_why_not(tmp_path: Path, helper: Pr
         "reason": "it is not running: systemctl enable --now clawd-kernel",
         "abilities": None,
         "shaping": None,
+        "boosting": None,
     }
     assert ctl_helper.check_helper(tmp_path / "none").fix == "systemctl enable --now clawd-kernel"
     helper.process.send_signal(signal.SIGSTOP)

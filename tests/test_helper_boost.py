@@ -58,17 +58,20 @@ class Place:
         # a file that is written anew is empty for a moment, which the kernel's are not
         return {name: int((self.mount / name / "cpu.weight").read_text() or 0) for name in REST}
 
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait(20)
+            assert process.stderr
+            assert "Traceback" not in process.stderr.read()
+            process.stderr.close()
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
-    for process in made.started:
-        process.kill()
-        process.wait(20)
-        assert process.stderr
-        assert "Traceback" not in process.stderr.read()
-        process.stderr.close()
+    made.end()
 
 
 def ask(connection: socket.socket, request: protocol.Message) -> protocol.Boosting:

@@ -252,13 +252,13 @@ def test_it_repaints_within_the_screen(daemon: Daemon, screen: Any) -> None:
         for number in range(40):
             producer.open(f"stream-{number:02}")
         until(lambda: len(daemon.streams()) == 40, "the streams")
-        shown = screen("--count", "3", rows=16, columns=60)
+        shown = screen("--count", "3", rows=17, columns=60)
         assert shown.end() == (0, b"")
     paints = shown.shown.split(b"\x1b[H")[2:]
     assert len(paints) == 4
     for paint in paints:
         lines = paint.replace(LEAVE, b"").replace(b"\x1b[?25h", b"").split(b"\x1b[K")[:-1]
-        assert len(lines) <= 16
+        assert len(lines) <= 17
         assert [line for line in lines if len(line.strip()) > 60] == []
         assert b"vil" in paint, "the producer has its line beside so many streams"
 

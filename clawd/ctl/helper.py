@@ -24,7 +24,7 @@ def look(directory: Path | None = None) -> dict[str, Any]:
     """
     path = (directory or Path(os.environ.get("CLAWD_KERNEL_DIR", protocol.KERNEL_DIR))) / protocol.KERNEL_SOCKET
     try:
-        answer, shaping = _ask(path)
+        answer, shaping, boosting = _ask(path)
     except (FileNotFoundError, ConnectionRefusedError):
         return _state("absent", "it is not running: systemctl enable --now clawd-kernel")
     except PermissionError:
@@ -34,25 +34,34 @@ def look(directory: Path | None = None) -> dict[str, Any]:
     if isinstance(answer, protocol.Failure):
         # it is there, and refused us
         return _state("running" if answer.code == "denied" else "broken", answer.text)
-    return _state("running", "", dict(answer.abilities), shaping)
+    return _state("running", "", dict(answer.abilities), shaping, boosting)
 
 
 def _state(
-    state: str, reason: str, abilities: dict[str, str] | None = None, shaping: protocol.Shaping | None = None
+    state: str,
+    reason: str,
+    abilities: dict[str, str] | None = None,
+    shaping: protocol.Shaping | None = None,
+    boosting: protocol.Boosting | None = None,
 ) -> dict[str, Any]:
-    told = asdict(shaping) if shaping else None
-    return {"state": state, "reason": reason or None, "abilities": abilities, "shaping": told}
+    told = {"shaping": asdict(shaping) if shaping else None, "boosting": asdict(boosting) if boosting else None}
+    return {"state": state, "reason": reason or None, "abilities": abilities, **told}
 
 
-def _ask(path: Path) -> tuple[protocol.Abilities | protocol.Failure, protocol.Shaping | None]:
+def _ask(
+    path: Path,
+) -> tuple[protocol.Abilities | protocol.Failure, protocol.Shaping | None, protocol.Boosting | None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as helper:
         helper.settimeout(TIMEOUT_S)
         helper.connect(os.fspath(path))
         answer = _answer(helper, protocol.Capabilities(protocol.VERSION), protocol.Abilities)
         if isinstance(answer, protocol.Failure):
-            return answer, None
+            return answer, None, None
         shaping = _answer(helper, protocol.Shape(), protocol.Shaping)
-        return answer, shaping if isinstance(shaping, protocol.Shaping) else None
+        if isinstance(shaping, protocol.Failure):
+            return answer, None, None
+        boosting = _answer(helper, protocol.Boosts(), protocol.Boosting)
+        return answer, shaping, None if isinstance(boosting, protocol.Failure) else boosting
 
 
 def _answer(helper: socket.socket, request: protocol.Message, kind: type[Any]) -> Any:

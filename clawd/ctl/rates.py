@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-from clawd import stats
+from clawd import protocol, stats
 from clawd.core import ffi
 from clawd.page import Life, Page, quantiles
 
@@ -60,6 +60,10 @@ def between(before: Look | None, now: Look, most: int) -> dict[str, Any]:
         "tokens_in_per_second": _total(before, now, "tokens", passed_ns),
         "tokens_out_per_second": _total(before, now, "sent", passed_ns),
         **{name: totals[name] for name in ("streams_live", "streams_awaited", "streams_ended", "attachments")},
+        "first_waiting": totals["first_count"],
+        "boost": protocol.BOOSTS[min(totals["boost"], len(protocol.BOOSTS) - 1)],
+        **{name: totals[name] for name in ("boosts", "pressure")},
+        "waited_ns_per_second": _total(before, now, "run_delay_ns", passed_ns),
         **{name: now.status[name] for name in ("spool_bytes", "spool_used_bytes")},
         "latency": {name: _latency(before, now, name) for name, _ in stats.HISTS},
         "streams": live[:most],

@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from clawd import protocol, stats
-from clawd.ctl import helper, render
+from clawd.ctl import helper, priority, render
 from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError
 from clawd.page import Life
@@ -22,18 +22,23 @@ EXAMPLE = "clawctl status --json | jq .totals.tokens"
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
     with figures(options.runtime_dir) as (page, life):
-        config = _config(options) if life is Life.ANSWERING else None
-        return {**stats.status(page, life), "config": config, "kernel": helper.look()}
+        asked = _ask(options) if life is Life.ANSWERING else {"config": None, "urgency": None}
+        value = stats.status(page, life)
+        return {**value, **asked, "kernel": helper.look(), "slices": priority.slices(value["pid"])}
 
 
-def _config(options: argparse.Namespace) -> dict[str, Any] | None:
-    """What became of reloads. The page does not have it, and the rest must not fail for it."""
+def _ask(options: argparse.Namespace) -> dict[str, Any]:
+    """What became of reloads, and what clawd asks for. The page does not have it, and the rest must not fail for it."""
+    config = urgency = None
     try:
         with Client(options.runtime_dir) as client:
             answer = client.ask(protocol.Settings(), protocol.InEffect)
+            names = ("generation", "loaded_ns", "error", "pending_restart")
+            config = {name: getattr(answer, name) for name in names}
+            urgency = priority.ask(client)
     except ControlError:
-        return None
-    return {name: getattr(answer, name) for name in ("generation", "loaded_ns", "error", "pending_restart")}
+        pass
+    return {"config": config, "urgency": urgency}
 
 
 def _told(config: dict[str, Any] | None) -> str:
@@ -67,6 +72,7 @@ def show(value: dict[str, Any]) -> str:
         f"spool      {used} in use",
         f"config     {_told(value['config'])}",
         f"kernel     {helper.told(value['kernel'])}",
+        *priority.lines(value),
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
         f"at once    {_burst(totals)}",

@@ -19,7 +19,9 @@ HELP = "watch rates, streams, producers and clients live"
 ABOUT = (
     "Rates and latencies are those of the last interval. Figures are read from shared memory: clawd is not asked, so"
     " watching costs it nothing. q or Ctrl-C ends it. Into a pipe or a file it writes one snapshot after the other."
-    " KEPT is what the spool holds of a stream, UNACKED what a client was sent and has not acknowledged: its lag."
+    " FIRST is how many first tokens are waited for, what was asked for them, and how much of the time clawd's threads"
+    " waited for a processor. KEPT is what the spool holds of a stream, UNACKED what a client was sent and has not"
+    " acknowledged: its lag."
     " With --json one object a line."
 )
 EXAMPLE = "clawctl top --count 10 --json | jq .tokens_out_per_second"
@@ -132,6 +134,11 @@ def _rate(value: float | None) -> str:
     return render.ABSENT if value is None else f"{value:.0f}"
 
 
+def _share(ns_per_second: float | None) -> str:
+    """Of the time. Of clawd's threads together, so it may be more than all of it."""
+    return render.ABSENT if ns_per_second is None else f"{ns_per_second / 1e7:.1f}%"
+
+
 def _head(value: dict[str, Any]) -> list[str]:
     state = "" if value["answering"] else "; DOES NOT ANSWER, these figures are old"
     lines = [
@@ -139,6 +146,8 @@ def _head(value: dict[str, Any]) -> list[str]:
         f"tokens/s   {_rate(value['tokens_in_per_second'])} in, {_rate(value['tokens_out_per_second'])} out",
         f"streams    {value['streams_live']} live, {value['streams_awaited']} awaited, {value['streams_ended']} ended;"
         f" {value['attachments']} readings",
+        f"first      {value['first_waiting']} wait, {value['boosts']} boosts, {value['boost']};"
+        f" pressure {value['pressure']}, late {_share(value['waited_ns_per_second'])}",
         f"spool      {render.size(value['spool_used_bytes'])} of {render.size(value['spool_bytes'])} in use",
     ]
     for name in SHOWN:
