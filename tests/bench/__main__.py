@@ -16,7 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import gateway, network, pacing, producer, recovery, text, trace
+from tests.bench import gateway, network, pacing, preempt, producer, recovery, text, trace
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -130,8 +130,9 @@ def main() -> int:
     )
     what = "relay: written to read; producer: what a write costs; text: what a token's class costs; pacing: even gaps"
     what += " (default: all these); gateway: events over HTTP, for a minute; recovery: kill -9 to the next token;"
-    what += " trace: what shaping and tracing cost, as root; network: first tokens over bad ways, and tcp beside ipc"
-    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery", "trace", "network")
+    what += " trace: what shaping and tracing cost, as root; network: first tokens over bad ways, and tcp beside ipc;"
+    what += " preempt: first tokens beside busy processes, as root"
+    kinds = ("relay", "producer", "text", "pacing", "gateway", "recovery", "trace", "network", "preempt")
     parser.add_argument("what", nargs="?", choices=kinds, help=what)
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="of clawd, for recovery (default 100)")
     parser.add_argument("--pin", type=cpu_list, metavar="CPUS", help='run everything on these, as "0,2" (default: all)')
@@ -149,6 +150,8 @@ def main() -> int:
         measured = trace.compare(smoke=options.smoke)
         print(json.dumps({"version": 1, "trace": measured}) if options.json else trace.show(measured))
         return 0
+    if options.what == "preempt":
+        return preempt.run(10 if options.smoke else 200, rounds, as_json=options.json)
     if options.what == "gateway":
         return through_gateway(
             2.0 if options.smoke else max(options.seconds, HELD_S), 1 if options.smoke else 3, options
