@@ -16,6 +16,7 @@ from pathlib import Path
 
 import counts
 from mutant import COMMIT, DISTURB, EDGE, FUZZ, PUBLISH, RACE, TORN, Mutant
+from mutants_boost import BOOST
 from mutants_far import FAR
 from mutants_start import START
 from mutants_tune import TUNE
@@ -221,6 +222,7 @@ MUTANTS = (
     *FAR,
     *START,
     *TUNE,
+    *BOOST,
     Mutant(
         "a freed block keeps its records",
         "csrc/spool.c",
