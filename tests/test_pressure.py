@@ -63,9 +63,10 @@ def test_a_moment_of_calm_changes_nothing() -> None:
         assert world.step(900, WAIT_US[0]) == 1
 
 
-def test_a_few_runs_say_nothing() -> None:
+def test_a_few_runs_say_nothing_but_long_waits_do() -> None:
     world = World()
-    assert world.step(900, 100_000, runs=3) == 0
+    assert world.step(900, 10_000, runs=3) == 0
+    assert world.step(900, 300_000, runs=3) == 3, "starved"
 
 
 def test_with_one_of_them_alone() -> None:

@@ -20,7 +20,8 @@ WAIT_US = (5_000, 10_000, 20_000)
 spend 30 ms in all of clawd.
 """
 RUNS_LEAST = 20
-"""Times that threads ran from which on their mean says something."""
+WAITED_LEAST_NS = 50_000_000
+"""From so many runs, or so much waiting, on a mean says something: who is starved runs seldom, and waits long."""
 SOME_PERMILLE = 200
 """Of the time work waited: below it the host is not short."""
 SOME_ALONE_PERMILLE = 500
@@ -109,7 +110,8 @@ class Pressure:
             runs = sight.runs - last.runs
             # threads that ended took theirs along
             waited_ns = max(0, sight.delay_ns - last.delay_ns)
-            self.wait_us = waited_ns // runs // 1000 if runs >= RUNS_LEAST else 0
+            says_something = runs >= RUNS_LEAST or waited_ns >= WAITED_LEAST_NS
+            self.wait_us = waited_ns // max(1, runs) // 1000 if says_something else 0
         found = self._found()
         if found >= self.level:
             self._less_since_ns = sight.at_ns
