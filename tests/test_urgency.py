@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -166,7 +167,10 @@ def test_a_first_token_that_never_comes_is_boosted_half_a_second(world: World, k
     assert [request.level for request in kernel.asked()] == [2], "though no pass saw that nothing waited"
 
 
-def test_pressure_is_told_to_engines_and_to_the_kernel_and_taken_back(world: World, kernel: FakeKernel) -> None:
+def test_pressure_is_told_to_engines_and_to_the_kernel_and_taken_back(
+    world: World, kernel: FakeKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     world.wait_us = WAIT_US[1]
     world.run(world.now + 3 * SECOND)
     assert world.core.levels == [2]
@@ -176,6 +180,9 @@ def test_pressure_is_told_to_engines_and_to_the_kernel_and_taken_back(world: Wor
     world.wait_us = 0
     world.run(world.now + 15 * SECOND)
     assert world.core.levels == [2, 1, 0]
+    assert [record.getMessage().split()[:2] for record in caplog.records if "pressure" in record.getMessage()] == [
+        ["pressure", f"pressure={level}"] for level in (2, 1, 0)
+    ]
     assert kernel.asked()[-1].level == 0
 
 

@@ -90,7 +90,7 @@ class Urgency:
         if level != self._told:
             self._told = level
             self._core.pressure(level)
-            log.event("pressure", level=level, some_permille=self._pressure.some_permille,
+            log.event("pressure", pressure=level, some_permille=self._pressure.some_permille,
                       wait_us=self._pressure.wait_us)  # fmt: skip
 
     def told(self) -> protocol.Urgency:
