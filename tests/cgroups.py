@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import os
@@ -53,6 +54,14 @@ def cgroup(name: str = "") -> Iterator[Cgroup]:
         yield Cgroup(path)
     finally:
         path.rmdir()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other process's test is in here: for those that attach to the control group that all of them are in."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache

@@ -23,7 +23,7 @@ import pytest
 from clawd.errors import HostError
 from clawd.kernel import bpfcall, btf, stamps, tracer
 from clawd.kernel.tracer import Look, Tracer
-from tests.cgroups import cgroup, why_no_bpf
+from tests.cgroups import alone, cgroup, why_no_bpf
 from tests.test_bpf_shaper import connected, until
 from tests.veth import Side, connection, link
 
@@ -59,12 +59,13 @@ def attached(group: Path) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    home = tracer.cgroup_of(os.getpid())
-    before = attached(home)
-    mounts = Path("/proc/mounts").read_text()
-    yield
-    assert attached(home) == before
-    assert Path("/proc/mounts").read_text() == mounts
+    with alone():
+        home = tracer.cgroup_of(os.getpid())
+        before = attached(home)
+        mounts = Path("/proc/mounts").read_text()
+        yield
+        assert attached(home) == before
+        assert Path("/proc/mounts").read_text() == mounts
 
 
 @contextmanager

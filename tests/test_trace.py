@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,17 @@ from clawd.ctl.trace_stages import Trace
 from clawd.errors import HostError
 from clawd.page import Page
 from clawd.producer import Producer
+from tests.cgroups import alone
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.test_ctl import clawctl, command
 
 pytestmark = pytest.mark.plain
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with alone():
+        yield
 
 
 def no_tracer(*_: Any) -> Any:

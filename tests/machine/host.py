@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -93,6 +96,7 @@ class Traffic:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         assert self._process.stdout
         self._first = self._process.stdout.readline().strip()
@@ -104,7 +108,8 @@ class Traffic:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
+        with suppress(ProcessLookupError):  # it has ended, and so has its reader
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     def finish(self) -> dict[str, Any]:
