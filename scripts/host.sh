@@ -27,6 +27,12 @@ deactivate() {
 	has_systemd || return 0
 	systemctl disable --now "${SERVICES[@]}" 2>/dev/null || true
 	systemctl stop clawd.slice || true
+	# a slice does not end by itself; what an admin put there is not ours to end
+	if find /sys/fs/cgroup -path '*/clawd_background.slice/*' -name cgroup.procs -exec cat {} + 2>/dev/null | grep -q .; then
+		say "kept clawd_background.slice: something runs in it"
+	else
+		systemctl stop clawd_background.slice || true
+	fi
 	systemctl reset-failed "${SERVICES[@]}" 2>/dev/null || true
 }
 

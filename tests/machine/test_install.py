@@ -118,7 +118,12 @@ def test_an_uninstall_leaves_nothing_but_what_the_admin_made(installed: None) ->
     mine = Path("/etc/clawd/clawd.conf.d/mine.conf")
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("[stream]\nkeep = 2min\n")
+    background = "clawd_background.slice"
+    run("systemd-run", "--unit=yields", f"--slice={background}", "sleep", "infinity")
     told = install("--uninstall").stdout
+    assert f"kept {background}: something runs in it" in told
+    assert shown("yields", "ActiveState") == "active"
+    run("systemctl", "stop", "yields", background)
     assert f"kept {mine.parent}" in told
     assert "kept the group clawd, of engine" in told
     left = [path for path in everything() if "clawd" in path and not path.endswith(".deb")]
@@ -142,6 +147,7 @@ def test_the_debian_package_installs_upgrades_and_purges(installed: None, packag
         assert pid() not in (0, main)
         traffic.finish()
     run("gpasswd", "-d", "engine", "clawd")
+    run("systemctl", "start", "clawd_background.slice")
     run("dpkg", "--purge", "clawd")
     assert shown("clawd", "LoadState") == "not-found"
     assert [path for path in everything() if "clawd" in path] == [package]
