@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which bucket of a histogram a duration belongs to. */
+/*
+ * Which bucket of a histogram a duration belongs to. Not here is what touches a map, and each tracer therefore has its
+ * own: bcc translates that in a program's main file alone.
+ */
 #ifndef CLAW_HIST_H
 #define CLAW_HIST_H
 
