@@ -261,6 +261,23 @@ def test_figures_tell_what_was_held() -> None:
         assert core.refresh_totals().paced_high_water
 
 
+@pytest.mark.parametrize("mode", ["smooth", "steady"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_how_late_a_token_went_counts_from_when_it_became_due(mode: str, seed: int) -> None:
+    luck = random.Random(seed)
+    print(f"seed {seed}")
+    with paced(mode) as (clock, ring):
+        ring.open(1, "s")
+        for _ in range(400):
+            write(ring, 1, luck.choice([0, 1, 1, 2, 9]))
+            clock.run(luck.randrange(60) * MS)
+        clock.rig.core.pace("off", PACE)
+        clock.run(SECOND)
+        count, (late_ns,) = clock.rig.core.quantiles(lib.CLAW_HIST_RELEASE, (1.0,))
+        assert count > 500
+        assert late_ns <= 1.1 * MS, "turns come each millisecond"
+
+
 def test_nonsense_changes_nothing() -> None:
     with paced("smooth") as (clock, ring):
         for wrong in (

@@ -144,19 +144,23 @@ static void step(struct claw_core *core, uint32_t index, uint64_t now_ns)
 		claw_timers_set(&pacing->timers, index, 0);
 		return;
 	}
+	/* What arrives, or a change of mode, can make due what was not: that is no lateness */
+	uint64_t was_due_ns = claw_pacer_due(pacer, &pacing->pace);
 	start(core, stream, pacer, now_ns);
 	if (stream->released_seq < stream->flush_seq)
 		flush(core, stream, pacer, now_ns);
 	arrive(core, stream, pacer, now_ns);
 	uint64_t due_ns = claw_pacer_due(pacer, &pacing->pace);
+	uint64_t since_ns = was_due_ns < now_ns ? was_due_ns : now_ns;
 	if (due_ns <= now_ns + EARLY_NS) {
 		struct claw_network network = { 0 };
 		if (pacer->mode == CLAW_PACE_STEADY)
 			network = network_of(core, stream);
 		stream->row.lag_ns = 0;
 		do {
+			uint64_t from_ns = due_ns > since_ns ? due_ns : since_ns;
 			claw_hist_add(&core->page.hists[CLAW_HIST_RELEASE],
-				      now_ns > due_ns ? now_ns - due_ns : due_ns - now_ns);
+				      now_ns > from_ns ? now_ns - from_ns : from_ns - now_ns);
 			release(core, stream, pacer, &network, now_ns);
 			due_ns = claw_pacer_due(pacer, &pacing->pace);
 		} while (due_ns <= now_ns + EARLY_NS);
