@@ -16,7 +16,7 @@ import zmq
 
 from clawd import __version__
 from clawd.ctl import render
-from tests.bench import gateway, network, pacing, preempt, producer, recovery, text, trace
+from tests.bench import firsts, gateway, network, pacing, preempt, producer, recovery, text, trace
 from tests.bench.run import PATHS, Load, harness_cpu_s, measure
 
 STREAMS = 100
@@ -172,9 +172,9 @@ def main() -> int:
         if options.what in (None, "pacing")
         else {}
     )
-    firsts = pacing.run_first(min(rounds, 3), 20 if options.smoke else 200) if options.what in (None, "pacing") else {}
+    beside = firsts.run(min(rounds, 3), 20 if options.smoke else 1000) if options.what in (None, "pacing") else {}
     if paces and not options.json:
-        print(pacing.show(paces), pacing.show_first(firsts), sep="\n", flush=True)
+        print(pacing.show(paces), firsts.show(beside), sep="\n", flush=True)
     ends = {}
     if options.what == "recovery":
         ends = recovery.measure(5 if options.smoke else options.kills, rounds, 1 << (24 if options.smoke else 30))
@@ -211,7 +211,7 @@ def main() -> int:
                     "producer": costs,
                     "text": classes,
                     "pacing": paces,
-                    "first_tokens": firsts,
+                    "first_tokens": beside,
                     "recovery": ends,
                     "network": ways,
                     "loads": results,

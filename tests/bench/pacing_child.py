@@ -5,6 +5,7 @@ next line, and ends with one line of JSON.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import select
 import struct
@@ -14,6 +15,7 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+from clawd.aconsumer import AsyncConsumer, AsyncReading
 from clawd.consumer import Consumer, Reading
 from clawd.errors import ReadTimeout
 from clawd.producer import Producer
@@ -37,7 +39,7 @@ def write(order: dict[str, Any]) -> None:
         while at < len(plan):
             left = plan[at][0] + start - time.monotonic_ns()
             if left > 0:
-                time.sleep(left / 1e9)
+                time.sleep((left + order["slack_ns"]) / 1e9)
             now = time.monotonic_ns() - start
             due = at
             while due < len(plan) and plan[due][0] <= now:
@@ -98,6 +100,20 @@ def flood(order: dict[str, Any]) -> None:
         print(json.dumps({}), flush=True)
 
 
+def fill(order: dict[str, Any]) -> None:
+    """So many tokens to each of many streams that their readers are behind until told to stop."""
+    with Producer("fill", order["directory"], 1 << 20) as producer:
+        streams = [producer.open(f"s{number}", pace="off") for number in range(order["streams"])]
+        for _ in range(order["tokens"]):
+            producer.write_many([(stream, "token ") for stream in streams], block=5)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for stream in streams:
+            stream.close()
+        producer.close(30)
+        print(json.dumps({}), flush=True)
+
+
 def open_first(order: dict[str, Any]) -> None:
     """A new answer now and then, of one token."""
     with Producer("first", order["directory"]) as producer:
@@ -108,31 +124,50 @@ def open_first(order: dict[str, Any]) -> None:
             stream = producer.open(f"first{number}")
             stream.write("first ")
             stream.close()
-            time.sleep(0.02)
+            time.sleep(order["every_s"])
         print(json.dumps({}), flush=True)
 
 
-def read_first(order: dict[str, Any]) -> None:
-    """How late the first token of each new answer is, beside whatever else there is to read."""
-    late: list[float] = []
-    with Consumer(order["directory"]) as consumer:
-        for number in range(order["streams"]):
-            consumer.attach(f"s{number}", credit=1 << 24)
-        firsts = {consumer.attach(f"first{number}") for number in range(order["count"])}
+async def read_along(reading: AsyncReading, begin_s: float, rest_s: float) -> None:
+    """What there is, then a rest, as somebody whose way is slow."""
+    await asyncio.sleep(begin_s)
+    while await reading.read_batch() is not None:
+        await asyncio.sleep(rest_s)
+
+
+async def take_first(reading: AsyncReading, late_us: list[float]) -> None:
+    token = await reading.read()
+    assert token
+    late_us.append((time.monotonic_ns() - token.written_ns) / 1e3)
+
+
+async def read_first(order: dict[str, Any]) -> None:
+    """How late the first token of each new answer is, of a task for each, beside tasks that have a lot to read."""
+    late_us: list[float] = []
+    count, streams, rest_s = order["count"], order["streams"], order["rest_s"]
+    async with AsyncConsumer(order["directory"]) as consumer:
+        others = []
+        for at in range(streams):
+            reading = consumer.attach(f"s{at}", credit=order["credit"])
+            others.append(asyncio.create_task(read_along(reading, rest_s * at / streams, rest_s)))
+        firsts = [asyncio.create_task(take_first(consumer.attach(f"first{at}"), late_us)) for at in range(count)]
         print("ready", flush=True)
-        while len(late) < order["count"]:
-            for reading in consumer.select():
-                try:
-                    batch = reading.read_batch(timeout=0)
-                except ReadTimeout:
-                    continue
-                if batch is not None and reading in firsts:
-                    late += [(time.monotonic_ns() - written_ns) / 1e3 for written_ns in batch.written_ns]
+        await asyncio.gather(*firsts)
+        behind = sum(not task.done() for task in others)
+        for task in others:
+            task.cancel()
     sys.stdin.readline()
-    print(json.dumps({"late_us": late}), flush=True)
+    print(json.dumps({"late_us": late_us, "behind": behind}), flush=True)
 
 
-ROLES = {"writer": write, "reader": read, "flood": flood, "open_first": open_first, "read_first": read_first}
+ROLES = {
+    "writer": write,
+    "reader": read,
+    "fill": fill,
+    "flood": flood,
+    "open_first": open_first,
+    "read_first": lambda order: asyncio.run(read_first(order)),
+}
 
 if __name__ == "__main__":
     ROLES[sys.argv[1]](json.loads(sys.stdin.readline()))
