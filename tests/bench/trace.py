@@ -8,22 +8,29 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+from clawd.consumer import Consumer
 from clawd.ctl import render
 from clawd.kernel.shaper import Policy, Shaper
 from clawd.kernel.tracer import Tracer
+from clawd.producer import Producer
+from tests import ports
+from tests.bench.run import daemon
 from tests.cgroups import Cgroup, cgroup, why_no_bpf
 from tests.veth import Side, connection, link
 
 PAIRS = 10
 TOKENS = 20_000
 TOKEN = bytes(60)
-BOUNDS = {"shaper": 1.05, "tracer": 1.10}
+WARM = 200
+BOUNDS = {"shaper": 1.05, "tracer": 1.10, "tracer, tracepoints": 1.10}
 LINK_KBIT = 8_000
 BULK_BYTES_PER_S = LINK_KBIT * 1000 // 8 * 7 // 10
 """What the shaped bulk lane may take of the link: the rest is room for the express one."""
@@ -55,9 +62,13 @@ class Shaped(AbstractContextManager["Shaped"]):
         self._shaper.close()
 
 
-def token_us(listener: socket.socket, tokens: int) -> float:
-    """Processor time, of the writer and its part of the kernel, of a token that is a write of its own: clawd's has a
-    good deal more to do, and writes many at once, so that this is the most that the kernel's part can be of it.
+Cost = Callable[[int], float]
+"""Of one token of so many, in microseconds of processor time."""
+
+
+def written_us(listener: socket.socket, tokens: int) -> float:
+    """Of the writer and its part of the kernel, when a token is a write of its own and nothing else is done: clawd has
+    a good deal more to do, and writes many at once.
     """
     host, port = listener.getsockname()
     reader = subprocess.Popen([sys.executable, "-c", READER, host, str(port)])
@@ -65,7 +76,7 @@ def token_us(listener: socket.socket, tokens: int) -> float:
     with ours:
         ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         began = 0.0
-        for number in range(-200, tokens):
+        for number in range(-WARM, tokens):
             if number == 0:
                 began = time.process_time()
             ours.send(TOKEN)
@@ -75,14 +86,49 @@ def token_us(listener: socket.socket, tokens: int) -> float:
     return took / tokens * 1e6
 
 
-def ratio(listener: socket.socket, attach: Callable[[], AbstractContextManager[Any]], pairs: int, tokens: int) -> Any:
+def relayed_us(directory: str, pid: int, port: int, tokens: int) -> float:
+    """Of clawd and its part of the kernel, when it relays a token at a time to a client by tcp."""
+    with Producer("bench", directory) as producer, Consumer(endpoint=f"tcp://127.0.0.1:{port}") as consumer:
+        name = f"s{time.monotonic_ns()}"  # those before are kept for a while
+        stream, reading = producer.open(name), consumer.attach(name)
+        began = 0.0
+        for number in range(-WARM, tokens):
+            if number == 0:
+                began = busy_s(pid)
+            stream.write(TOKEN)
+            reading.read()
+        took = busy_s(pid) - began
+        stream.close()
+        reading.read()
+    return took / tokens * 1e6
+
+
+@contextmanager
+def on_one_processor() -> Iterator[None]:
+    """This process and those it starts, which take turns anyway: waking another processor costs more than all that is
+    measured here, and is never twice the same.
+    """
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [max(allowed)])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def busy_s(pid: int) -> float:
+    """How long the threads of a process ran."""
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+
+
+def ratio(cost: Cost, attach: Callable[[], AbstractContextManager[Any]], pairs: int, tokens: int) -> Any:
     """With ÷ without, pair by pair, the order changed each time."""
     ratios, with_us, without_us = [], [], []
     for number in range(pairs):
         taken = {}
         for attached in (True, False) if number % 2 else (False, True):
             with attach() if attached else nullcontext():
-                taken[attached] = token_us(listener, tokens)
+                taken[attached] = cost(tokens)
         ratios.append(taken[True] / taken[False])
         with_us.append(taken[True])
         without_us.append(taken[False])
@@ -96,8 +142,27 @@ def ratio(listener: socket.socket, attach: Callable[[], AbstractContextManager[A
     }
 
 
-def _traced(port: int) -> Tracer:
-    return Tracer(os.getpid(), {port: "first"}, ("writes",))
+def ratios(group: Cgroup, cost: Cost, pid: int, port: int, pairs: int, tokens: int) -> dict[str, Any]:
+    """Of all that can be attached, to a process that has a lane on that port."""
+    policy = Policy(1, lowat=16384, priority=6, thin=1)
+    return {
+        "shaper": ratio(cost, lambda: Shaped(group, {port: policy}), pairs, tokens),
+        "tracer": ratio(cost, lambda: _traced(pid, port), pairs, tokens),
+        "tracer, tracepoints": ratio(cost, lambda: _traced(pid, port, is_stamped=False), pairs, tokens),
+    }
+
+
+@contextmanager
+def _relay(group: Cgroup) -> Iterator[tuple[int, int, Cost]]:
+    port = ports.pair()
+    with tempfile.TemporaryDirectory() as directory, group.entered():
+        flags = ("--tcp-listen", f"127.0.0.1:{port}", "--pace", "off")
+        with daemon(directory, *flags) as process:
+            yield process.pid, port, lambda tokens: relayed_us(directory, process.pid, port, tokens)
+
+
+def _traced(pid: int, port: int, *, is_stamped: bool = True) -> Tracer:
+    return Tracer(pid, {port: "first"}, ("writes",), is_stamped=is_stamped)
 
 
 def first_token_ms(group: Cgroup, *, shaped: bool, tokens: int) -> dict[str, float]:
@@ -169,18 +234,21 @@ def compare(*, smoke: bool) -> dict[str, Any]:
     if why_no_bpf():
         return {}
     pairs, tokens = (2, 2000) if smoke else (PAIRS, TOKENS)
-    with cgroup("-bench") as group, group.listen() as listener:
-        port = listener.getsockname()[1]
-        policy = Policy(1, lowat=16384, priority=6, thin=1)
-        result: dict[str, Any] = {
-            "shaper": ratio(listener, lambda: Shaped(group, {port: policy}), pairs, tokens),
-            "tracer": ratio(listener, lambda: _traced(port), pairs, tokens),
-        }
-        with group.entered(), _traced(port) as traced:
-            token_us(listener, tokens)
-            cost, result["backend"] = traced.cost(), traced.backends["socket"]
-        result["load_ms"] = cost.load_ns / 1e6
-        result["event_ns"] = (cost.bpf_ns or 0) / max(1, cost.bpf_runs or 0)
+    result: dict[str, Any] = {}
+    with cgroup("-bench") as group, on_one_processor():
+        with _relay(group) as (pid, port, cost):
+            result["relayed"] = ratios(group, cost, pid, port, pairs, tokens // 4)
+        with group.listen() as listener:
+            port = listener.getsockname()[1]
+            result["written"] = ratios(
+                group, lambda tokens: written_us(listener, tokens), os.getpid(), port, pairs, tokens
+            )
+            with group.entered(), _traced(os.getpid(), port) as traced:
+                written_us(listener, tokens)
+                spent, result["backend"] = traced.cost(), traced.backends["socket"]
+        result["load_ms"] = spent.load_ns / 1e6
+        result["event_ns"] = (spent.bpf_ns or 0) / max(1, spent.bpf_runs or 0)
+    with cgroup("-bench") as group:
         count = 20 if smoke else 200
         result["first"] = {
             name: first_token_ms(group, shaped=shaped, tokens=count)
@@ -193,13 +261,14 @@ def show(result: dict[str, Any]) -> str:
     if not result:
         return f"trace: not measured: {why_no_bpf()}"
     rows = []
-    for name, bound in BOUNDS.items():
-        each = result[name]
-        low, high = each["interval"]
-        rows.append((name, f"{each['without_us']:.2f}", f"{each['with_us']:.2f}", f"{each['ratio']:.3f}",
-                     f"{low:.3f}-{high:.3f}", f"{bound:g}"))  # fmt: skip
-    lines = [f"trace (microseconds of processor time a token of one write; writes told by {result['backend']})"]
-    lines.append(render.table(("attached", "without", "with", "ratio", "95 %", "bound"), rows, 110))
+    for base, title in (("relayed", "clawd's own"), ("written", "a bare write")):
+        for name, each in result[base].items():
+            low, high = each["interval"]
+            bound = f"{BOUNDS[name]:g}" if base == "relayed" else "-"
+            rows.append((title, name, f"{each['without_us']:.2f}", f"{each['with_us']:.2f}", f"{each['ratio']:.3f}",
+                         f"{low:.3f}-{high:.3f}", bound))  # fmt: skip
+    lines = [f"trace (microseconds of processor time a token; the tracer without another word: {result['backend']})"]
+    lines.append(render.table(("token", "attached", "without", "with", "ratio", "95 %", "bound"), rows, 110))
     lines.append(f"to load {result['load_ms']:.0f} ms, {result['event_ns']:.0f} ns a run of a program")
     first = result["first"]
     for name, each in first.items():
