@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 import counts
+from clawd.consumer import Consumer
 from clawd.producer import Producer
+from fake_clawd import SMALL_RING, FakeClawd, Ring
+from fake_relay import FakeRelay
 from tests import packages
 from tests.daemon import Daemon
 from tests.gateway import Gateway
@@ -78,6 +81,34 @@ def victim(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon.start()
     finally:
         daemon.discard()
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeClawd]:
+    """A clawd that takes producers, and drains their rings when a test says so."""
+    daemon = FakeClawd(tmp_path)
+    yield daemon
+    daemon.close()
+
+
+@pytest.fixture
+def small(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
+    """A producer of the fake with the smallest ring there is and no other room."""
+    with Producer("small", fake.directory, SMALL_RING, overflow_bytes=0) as producer:
+        yield producer, fake.rings[0]
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[FakeRelay]:
+    """A clawd that takes consumers, and sends what a test says."""
+    with FakeRelay(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def consumer(relay: FakeRelay) -> Iterator[Consumer]:
+    with Consumer(relay.directory) as connected:
+        yield connected
 
 
 @pytest.fixture

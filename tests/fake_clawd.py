@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from clawd.errors import RingFull
 from clawd.producer import Stream
 
 PAGE = 4096
+SMALL_RING = 4096
+"""Bytes: the smallest that clawd gives."""
 TOKEN, OPEN, CLOSE, GAP = 1, 2, 3, 4
 RECORD = struct.Struct("<IBBHQQII")
 OFFSET = {name: row.offset for name, row in ffi.typeof("struct claw_ctl").fields}
@@ -187,6 +190,15 @@ class Ring:
             os.close(fd)
 
 
+Tamper = Callable[[bytes, list[int]], tuple[bytes, list[int]]]
+"""What becomes of an answer and its descriptors before they are sent."""
+
+
+def put(at: int, value: bytes) -> Tamper:
+    """Other bytes from `at` on."""
+    return lambda answer, fds: (answer[:at] + value + answer[at + len(value) :], fds)
+
+
 class FakeClawd:
     """Serves `control.sock` in a directory; each producer that attaches becomes a Ring in `rings`, and one that
     attaches again gets a new eventfd.
@@ -197,7 +209,7 @@ class FakeClawd:
         self.rings: list[Ring] = []
         self.connections: list[socket.socket] = []
         self.hellos: list[tuple[str, int]] = []
-        self.tamper = lambda answer, fds: (answer, fds)
+        self.tamper: Tamper = lambda answer, fds: (answer, fds)
         self.default_bytes = 131072
         self.attached = threading.Event()  # the first ring exists
         self.let_go = threading.Event()  # and our own copy of its descriptors is closed

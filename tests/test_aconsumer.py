@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,16 +13,10 @@ from clawd import protocol
 from clawd.aconsumer import _BURST, _RUN, AsyncConsumer
 from clawd.errors import AttachError, ClawdError, ControlError, ReadTimeout
 from eventloop import arrive, attach, came, on_loop, until, waiting
-from fake_relay import PATIENCE_S, FakeRelay
+from fake_relay import PATIENCE_S
 from wire import token
 
 Attach, Cancel = protocol.Attach, protocol.Cancel
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[FakeRelay]:
-    with FakeRelay(tmp_path) as running:
-        yield running
 
 
 @on_loop

@@ -10,8 +10,6 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,16 +17,9 @@ from clawd import protocol
 from clawd.aconsumer import AsyncConsumer, AsyncReading
 from clawd.errors import ClawdError, ControlError, ReadingClosed, ReadTimeout
 from eventloop import attach, came, on_loop, until, waiting
-from fake_relay import FakeRelay
 from wire import token
 
 Detach = protocol.Detach
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[FakeRelay]:
-    with FakeRelay(tmp_path) as running:
-        yield running
 
 
 @pytest.mark.parametrize("leave", ["close", "exception in the body"])

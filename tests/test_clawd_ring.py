@@ -213,13 +213,6 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
 
 
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeClawd]:
-    daemon = FakeClawd(tmp_path)
-    yield daemon
-    daemon.close()
-
-
 def test_the_vendored_header_is_one_file_that_includes_only_libc() -> None:
     included = re.findall(r"^\s*#\s*include\s*(\S+)", build.header(), re.MULTILINE)
     assert included

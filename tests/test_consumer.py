@@ -9,9 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +17,10 @@ import wire
 from clawd import protocol
 from clawd.consumer import Consumer, Gap
 from clawd.errors import ClawdError, ControlError, ReadingClosed, ReadTimeout
-from fake_relay import PATIENCE_S, FakeRelay, until
+from fake_relay import PATIENCE_S, until
 from wire import token
 
 Attach, Detach = protocol.Attach, protocol.Detach
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[FakeRelay]:
-    with FakeRelay(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def consumer(relay: FakeRelay) -> Iterator[Consumer]:
-    with Consumer(relay.directory) as connected:
-        yield connected
 
 
 def test_a_stream_cut_inside_characters_is_read_as_it_was_written(relay, consumer):

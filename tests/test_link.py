@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 import wire
@@ -17,18 +14,6 @@ from fake_relay import PATIENCE_S, FakeRelay, until
 from wire import token
 
 Attach, Cancel, Detach = protocol.Attach, protocol.Cancel, protocol.Detach
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[FakeRelay]:
-    with FakeRelay(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def consumer(relay: FakeRelay) -> Iterator[Consumer]:
-    with Consumer(relay.directory) as connected:
-        yield connected
 
 
 def test_attach_says_what_was_asked(relay, consumer):

@@ -19,20 +19,14 @@ from clawd.consumer import Consumer
 from clawd.core import lib
 from clawd.errors import ForkedError, RingFull, RingLost, StreamRefused
 from clawd.producer import Producer, Stream
-from fake_clawd import GAP, OPEN, TOKEN, Drainer, FakeClawd, Opened, Ring
+from fake_clawd import GAP, OPEN, TOKEN, Drainer, FakeClawd, Opened, Ring, fill
 from tests.daemon import Daemon, until
 from tests.history import History
 from tests.test_producer_attach import in_child
 
 RING = 4096
 OVERFLOW = 65536
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeClawd]:
-    daemon = FakeClawd(tmp_path)
-    yield daemon
-    daemon.close()
+TOKEN_TEXT = "x" * 32
 
 
 @pytest.fixture
@@ -41,17 +35,6 @@ def pair(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
     yield producer, fake.rings[0]
     with Drainer(fake.rings[0]):
         producer.close()
-
-
-def pour(stream: Stream, text: bytes = b"x" * 32) -> int:
-    """Write until there is no room at all; how often that went."""
-    written = 0
-    try:
-        while True:
-            stream.write(text)
-            written += 1
-    except RingFull:
-        return written
 
 
 def threads(kind: str) -> list[threading.Thread]:
@@ -247,7 +230,7 @@ def test_a_daemon_that_stands_still_for_a_while_loses_nothing(daemon: Daemon, hi
 def test_the_bound_is_exact(fake: FakeClawd, overflow: int) -> None:
     producer = Producer("bound", fake.directory, RING, overflow_bytes=overflow)
     stream = producer.open("a")  # 64 bytes, as each token
-    written = pour(stream)
+    written = fill(stream, TOKEN_TEXT)
     assert (written + 1) * 64 == RING + overflow
     assert producer.backlog == (overflow // 64, RING)
     if overflow > OVERFLOW:  # more than a reader in plain Python takes in a moment
@@ -265,7 +248,7 @@ def test_the_bound_is_exact(fake: FakeClawd, overflow: int) -> None:
 def test_what_was_dropped_is_told_before_the_streams_next_record(pair) -> None:
     producer, ring = pair
     a, b = producer.open("a"), producer.open("b")
-    kept = pour(a) * 32
+    kept = fill(a, TOKEN_TEXT) * 32
     for call in (
         lambda: a.write("x"),
         lambda: a.write("y" * 3000),  # 3 records
@@ -288,7 +271,7 @@ def test_what_was_dropped_is_told_before_the_streams_next_record(pair) -> None:
 def test_a_loss_at_the_end_is_told_before_the_close_and_does_not_follow_the_handle(pair) -> None:
     producer, ring = pair
     first = producer.open("a")
-    pour(first)
+    fill(first, TOKEN_TEXT)
     with Drainer(ring):
         first.close("stop", block=20)
         second = producer.open("b", block=20)
@@ -317,7 +300,7 @@ def test_a_text_cut_off_by_its_deadline_is_lost_from_there_on(pair) -> None:
 def test_with_block_a_call_waits_when_the_overflow_is_full_and_holds_nobody_up(pair) -> None:
     producer, ring = pair
     stream = producer.open("a")
-    kept, waiting, done = pour(stream), threading.Event(), []
+    kept, waiting, done = fill(stream, TOKEN_TEXT), threading.Event(), []
 
     def wait() -> None:
         waiting.set()

@@ -9,7 +9,6 @@ import select
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,24 +22,8 @@ from clawd.errors import (
     StreamRefused,
 )
 from clawd.producer import Producer
-from fake_clawd import Drainer, FakeClawd, Ring, fill
+from fake_clawd import SMALL_RING, Drainer, FakeClawd, Ring, fill
 from tests.daemon import Daemon
-
-SMALL = 4096
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeClawd]:
-    daemon = FakeClawd(tmp_path)
-    yield daemon
-    daemon.close()
-
-
-@pytest.fixture
-def small(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
-    with Producer("small", fake.directory, SMALL, overflow_bytes=0) as producer:
-        yield producer, fake.rings[0]
-
 
 # --- what goes into the ring
 
@@ -88,7 +71,7 @@ def test_records_wrap_over_many_laps_of_a_small_ring(small) -> None:
         assert stream.write(text)
         expected += text
         ring.drain()
-    assert ring.pos > 300 * SMALL
+    assert ring.pos > 300 * SMALL_RING
     assert ring.stream("a").data == expected
 
 
@@ -120,7 +103,7 @@ def test_long_text_is_cut_between_characters_and_joins_exactly(texts_ring, data:
 @pytest.fixture(scope="module")
 def texts_ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Producer, Ring]]:
     daemon = FakeClawd(tmp_path_factory.mktemp("texts"))
-    with Producer("texts", daemon.directory, SMALL, overflow_bytes=0) as producer:
+    with Producer("texts", daemon.directory, SMALL_RING, overflow_bytes=0) as producer:
         yield producer, daemon.rings[0]
     daemon.close()
 
@@ -181,7 +164,7 @@ def test_a_full_ring_refuses_a_write_whole_and_leaves_nothing_behind(small) -> N
     stream = producer.open("a")
     ring.drain()
     written = fill(stream, "x" * 32)
-    assert written == SMALL // 64
+    assert written == SMALL_RING // 64
     with pytest.raises(RingFull, match=r"is full; is clawd running"):
         stream.write("y")
     for call in (
@@ -378,7 +361,7 @@ def test_a_quarantine_ends_a_wait_for_room(small) -> None:
 
 
 def test_threads_and_producers_interleave_without_a_torn_or_lost_token(fake: FakeClawd) -> None:
-    producers = [Producer(f"p{index}", fake.directory, SMALL << index) for index in range(3)]
+    producers = [Producer(f"p{index}", fake.directory, SMALL_RING << index) for index in range(3)]
     rounds, failures = 300, []
 
     def work(producer: Producer, name: str) -> None:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,42 +22,20 @@ from clawd.errors import (
     StreamRefused,
 )
 from clawd.producer import Producer
-from fake_clawd import FakeClawd, Ring, fill
-
-SMALL = 4096
-
-Tamper = Callable[[bytes, list[int]], tuple[bytes, list[int]]]
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeClawd]:
-    daemon = FakeClawd(tmp_path)
-    yield daemon
-    daemon.close()
-
-
-@pytest.fixture
-def small(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
-    with Producer("small", fake.directory, SMALL, overflow_bytes=0) as producer:
-        yield producer, fake.rings[0]
-
-
-def _put(at: int, value: bytes) -> Tamper:
-    return lambda answer, fds: (answer[:at] + value + answer[at + len(value) :], fds)
-
+from fake_clawd import FakeClawd, Tamper, fill, put
 
 BROKEN: dict[str, Tamper] = {
     "a byte short": lambda answer, fds: (answer[:-1], fds),
     "a byte long": lambda answer, fds: (answer + b"\0", fds),
-    "no magic": _put(0, b"\0\0\0\0"),
-    "another size": _put(8, b"\1"),
-    "a feature unknown here": _put(16, b"\1"),
-    "a status unknown here": _put(20, b"\x63"),
-    "a ring that is no power of two": _put(24, (3 << 16).to_bytes(8, "little")),
-    "a ring larger than its object": _put(24, (1 << 18).to_bytes(8, "little")),
-    "a ring below the least": _put(24, (2048).to_bytes(8, "little")),
-    "another ring_id than CTL": _put(32, b"\x99"),
-    "no record_max": _put(48, b"\0\0\0\0"),
+    "no magic": put(0, b"\0\0\0\0"),
+    "another size": put(8, b"\1"),
+    "a feature unknown here": put(16, b"\1"),
+    "a status unknown here": put(20, b"\x63"),
+    "a ring that is no power of two": put(24, (3 << 16).to_bytes(8, "little")),
+    "a ring larger than its object": put(24, (1 << 18).to_bytes(8, "little")),
+    "a ring below the least": put(24, (2048).to_bytes(8, "little")),
+    "another ring_id than CTL": put(32, b"\x99"),
+    "no record_max": put(48, b"\0\0\0\0"),
     "two descriptors": lambda answer, fds: (answer, fds[:2]),
     "no descriptor": lambda answer, fds: (answer, []),
     "four descriptors": lambda answer, fds: (answer, [*fds, fds[0]]),

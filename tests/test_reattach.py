@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +19,12 @@ from clawd.core import ffi, lib
 from clawd.errors import RingLost
 from clawd.producer import Producer
 from cprogram import NATIVE, compile_c
-from fake_clawd import Drainer, FakeClawd, Ring
+from fake_clawd import Drainer, FakeClawd, Ring, Tamper, put
 from tests.daemon import PATIENCE_S, until
 from tests.test_producer_attach import run
 
 RING = 4096
 STATUS, TEXT = 20, 56  # offsets in struct claw_attached
-Tamper = Callable[[bytes, list[int]], tuple[bytes, list[int]]]
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeClawd]:
-    daemon = FakeClawd(tmp_path)
-    yield daemon
-    daemon.close()
 
 
 @pytest.fixture
@@ -40,10 +32,6 @@ def pair(fake: FakeClawd) -> Iterator[tuple[Producer, Ring]]:
     with Producer("again", fake.directory, RING) as producer:
         yield producer, fake.rings[0]
         fake.rings[0].drain()
-
-
-def put(at: int, value: bytes) -> Tamper:
-    return lambda answer, fds: (answer[:at] + value + answer[at + len(value) :], fds)
 
 
 def refusal(status: int, text: bytes = b"") -> Tamper:
