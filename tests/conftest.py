@@ -10,7 +10,9 @@ import random
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +30,31 @@ from tests.history import History
 
 collect_ignore = ["machine"]
 """Run by scripts/machine, inside it."""
+
+
+spent_s: Counter[Path] = Counter()
+"""By file: what its tests took so far."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "seconds of a file's tests after which the rest of it is left out: its first show most of what breaks"
+    parser.addoption("--share", type=float, metavar="S", help=about)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    began = time.monotonic()
+    try:
+        return (yield)
+    finally:
+        spent_s[item.path] += time.monotonic() - began
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    share_s = item.config.getoption("--share")
+    if share_s and spent_s[item.path] >= share_s:
+        pytest.skip("its file had its share of a quick run")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

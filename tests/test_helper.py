@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,16 @@ class Process:
 
 
 @pytest.fixture
-def helper(tmp_path: Path) -> Iterator[Process]:
-    process = Process(tmp_path / "kernel")
-    assert " ready " in process.first, process.first
-    yield process
-    code, text = process.stop()
-    assert (code, "Traceback" in text) == (0, False), text
-    assert sorted(path.name for path in process.directory.iterdir()) == ["lock"]
+def helper() -> Iterator[Process]:
+    # Not in pytest's directory, which every pytest that starts shuts to others
+    with tempfile.TemporaryDirectory(prefix="clawd-helper-") as directory:
+        Path(directory).chmod(0o755)
+        process = Process(Path(directory) / "kernel")
+        assert " ready " in process.first, process.first
+        yield process
+        code, text = process.stop()
+        assert (code, "Traceback" in text) == (0, False), text
+        assert sorted(path.name for path in process.directory.iterdir()) == ["lock"]
 
 
 def ask(connection: socket.socket, packet: bytes) -> dict[str, Any]:
@@ -148,10 +152,7 @@ DIAL = "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(2
 
 
 @ROOT_ONLY
-def test_another_user_is_told_no(tmp_path: Path, helper: Process) -> None:
-    tmp_path.parent.chmod(0o755)
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+def test_another_user_is_told_no(helper: Process) -> None:
     run = as_nobody(DIAL + 's.send(b\'{"op":"ping"}\'); result = s.recv(1000).decode()', helper.directory)
     assert json.loads(run.stdout) == {
         "op": "error",
@@ -162,9 +163,7 @@ def test_another_user_is_told_no(tmp_path: Path, helper: Process) -> None:
 
 
 @ROOT_ONLY
-def test_others_keep_nobody_out_and_are_let_go(tmp_path: Path, helper: Process) -> None:
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+def test_others_keep_nobody_out_and_are_let_go(helper: Process) -> None:
     job = f"""
 all = []
 for _ in range({STRANGERS_MAX} + 1):

@@ -18,6 +18,7 @@ from typing import Any
 from clawd.consumer import Consumer
 from clawd.ctl import render
 from clawd.producer import Producer
+from tests import ports
 from tests.cprogram import NATIVE, compile_c, core_sources, run_c
 from tests.daemon import PATIENCE_S, Daemon, keep_bytecode
 
@@ -57,16 +58,21 @@ def kill_once(daemon: Daemon, reading: Any, pause_s: float) -> dict[str, float]:
     return {part: (ends[part] - began_ns) / 1e6 for part in PARTS}
 
 
-def kills(count: int) -> dict[str, list[float]]:
-    """Each kill's parts."""
+def kills(count: int, *, far: bool = False) -> dict[str, list[float]]:
+    """Each kill's parts. `far`: the client reads by tcp, as one of another host."""
     times: dict[str, list[float]] = {part: [] for part in PARTS}
     with tempfile.TemporaryDirectory(prefix="clawd-bench-") as directory:
         keep_bytecode(Path(directory) / "bytecode")
-        daemon = Daemon(Path(directory) / "run", "--pace", "off", "--spool-bytes", "64M", "--keep", "1s")
+        flags = ["--pace", "off", "--spool-bytes", "64M", "--keep", "1s"]
+        port = ports.pair()
+        if far:
+            flags += ["--tcp-listen", f"127.0.0.1:{port}"]
+        daemon = Daemon(Path(directory) / "run", *flags)
         try:
             daemon.start()
             command = [sys.executable, str(Path(__file__).resolve()), str(daemon.runtime_dir)]
-            with subprocess.Popen(command, stdin=subprocess.PIPE) as producer, Consumer(daemon.runtime_dir) as consumer:
+            place = {"endpoint": f"tcp://127.0.0.1:{port}"} if far else {"runtime_dir": daemon.runtime_dir}
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as producer, Consumer(**place) as consumer:
                 reading = consumer.attach("s")
                 for number in range(count):
                     for part, took_ms in kill_once(daemon, reading, 0.1 + number * SPREAD_S % 0.3).items():
@@ -91,6 +97,7 @@ def spool_ms(size: int) -> float:
 
 def measure(count: int, rounds: int, size: int) -> dict[str, Any]:
     times = kills(count)
+    times["next token by tcp"] = kills(count, far=True)["next token"]
     spool = statistics.median(spool_ms(size) for _ in range(rounds))
     return {
         "kills": count,
