@@ -36,8 +36,9 @@ def test_rates_are_those_of_the_interval(daemon: Daemon) -> None:
         for _ in range(1000):  # before the first look: in no rate
             stream.write("x")
         until(lambda: daemon.total("tokens") == 1000, "the tokens")
+        # A look takes its figures one after another: the last one comes when nothing changes any more
         run = subprocess.Popen(
-            command(daemon.runtime_dir, "top", "--json", "--interval", "0.5", "--count", "3"), stdout=subprocess.PIPE
+            command(daemon.runtime_dir, "top", "--json", "--interval", "0.5", "--count", "5"), stdout=subprocess.PIPE
         )
         assert run.stdout
         first = json.loads(run.stdout.readline())
@@ -50,7 +51,7 @@ def test_rates_are_those_of_the_interval(daemon: Daemon) -> None:
             reading.read(PATIENCE_S)
         values = [json.loads(line) for line in run.stdout]
         run.stdout.close()
-        assert (run.wait(PATIENCE_S), len(values)) == (0, 2)
+        assert (run.wait(PATIENCE_S), len(values)) == (0, 4)
         came = sum(value["tokens_in_per_second"] * value["interval_ns"] for value in values) / 1e9
         went = sum(value["tokens_out_per_second"] * value["interval_ns"] for value in values) / 1e9
         assert (round(came), round(went)) == (50, 1050)
