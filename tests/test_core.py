@@ -471,6 +471,22 @@ def test_a_ring_that_is_full_of_rings_is_refused() -> None:
             rig.ring()
 
 
+def test_what_is_written_while_a_turn_goes_on_is_accounted_as_taken_at_once() -> None:
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        now = time.monotonic_ns()
+        ring.open(0, "s", requested_ns=now - 5)
+        for later in (0, 1, 3_000_000):
+            ring.put(TOKEN, 0, b"a", at=now + later)
+        rig.turn(now)
+        assert attach(rig, client, 1, b"s") == 0
+        rig.turn(now)
+        rig.core.sent(rig.frames[0], now + 1_000_000)
+        assert rig.core.refresh_totals().odd_clock == 0
+        assert rig.core.quantiles(lib.CLAW_HIST_COMMIT, (1.0,)) == (3, [0])
+        assert rig.core.quantiles(lib.CLAW_HIST_SEND, (0.0,)) == (3, [0])
+
+
 def test_times_are_accounted_once_a_frame_is_sent() -> None:
     with Rig() as rig:
         ring, client = rig.ring(), rig.core.connect()

@@ -175,9 +175,10 @@ static int take_open(struct claw_core *core, struct claw_ring *ring, const struc
 
 static void account(struct claw_core *core, const struct claw_stream *entry, uint64_t written_ns, uint64_t now_ns)
 {
-	if (!claw_account(core, CLAW_HIST_COMMIT, written_ns, now_ns) || entry->next_seq != 1)
+	int64_t took_ns = claw_account(core, CLAW_HIST_COMMIT, written_ns, now_ns);
+	if (took_ns < 0 || entry->next_seq != 1)
 		return;
-	claw_hist_add(&core->page.hists[CLAW_HIST_COMMIT_FIRST], now_ns - written_ns);
+	claw_hist_add(&core->page.hists[CLAW_HIST_COMMIT_FIRST], (uint64_t)took_ns);
 	claw_account(core, CLAW_HIST_WRITTEN, entry->row.requested_ns ? entry->row.requested_ns : entry->row.opened_ns,
 		     written_ns);
 }

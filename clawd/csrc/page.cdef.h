@@ -69,7 +69,7 @@ struct claw_totals {
 	uint64_t paced_slower, paced_high_water, paced_low_water, paced_delay_jump; /* what pacers noticed: CLAW_PACED_… */
 	uint64_t segments; /* runs of one stream's tokens in frames: sent ÷ segments is how many a reader gets at once */
 	uint64_t segment_max; /* tokens, the most in one */
-	uint64_t odd_clock; /* written times that are not in the past hour: left out of the histograms */
+	uint64_t odd_clock; /* written times that are not of the past hour, nor of the turn: left out of the histograms */
 	uint64_t events_missed;
 	uint64_t streams_live;
 	uint64_t streams_ended;

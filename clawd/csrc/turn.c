@@ -318,15 +318,20 @@ const uint8_t *claw_out(const struct claw_core *core)
 	return core->outbox.out;
 }
 
-int claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns)
+int64_t claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns)
 {
 	/* A producer's clock is only believed as far as it makes sense: it may live in another time namespace */
-	const uint64_t hour_ns = 3600ull * 1000000000;
-	if (to_ns - from_ns < hour_ns)
-		claw_hist_add(&core->page.hists[hist], to_ns - from_ns);
-	else
+	const uint64_t second_ns = 1000000000, hour_ns = 3600 * second_ns;
+	uint64_t took_ns = to_ns - from_ns;
+	/* A turn's time is when it began: what was written while it went on, and taken by it, waited for nothing */
+	if (from_ns - to_ns < second_ns)
+		took_ns = 0;
+	if (took_ns >= hour_ns) {
 		claw_count(&core->totals->odd_clock, 1);
-	return to_ns - from_ns < hour_ns;
+		return -1;
+	}
+	claw_hist_add(&core->page.hists[hist], took_ns);
+	return (int64_t)took_ns;
 }
 
 /* Only the first reader's first token counts: one who comes later waited for nothing. */
@@ -370,11 +375,11 @@ void claw_sent(struct claw_core *core, const uint8_t *frame, uint32_t len, uint6
 				continue;
 			tokens++;
 			claw_count(&core->totals->sent, 1);
-			int counts = claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
+			int64_t took_ns = claw_account(core, CLAW_HIST_SEND, record.written_ns, sent_ns);
 			CLAW_FAILPOINT("sent");
 			if (seq++ == 0) {
-				if (counts)
-					claw_hist_add(&core->page.hists[CLAW_HIST_SEND_FIRST], sent_ns - record.written_ns);
+				if (took_ns >= 0)
+					claw_hist_add(&core->page.hists[CLAW_HIST_SEND_FIRST], (uint64_t)took_ns);
 				first_sent(core, frame_header.connection, segment.attachment, sent_ns);
 			}
 		}

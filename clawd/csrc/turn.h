@@ -74,8 +74,8 @@ struct claw_core {
 	uint8_t unpacked[CLAW_FRAME_MAX];
 };
 
-/* Returns whether the times were believed. Else they are counted as odd. */
-int claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
+/* Returns how long that was; -1: the times were not believed, and are counted as odd. */
+int64_t claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
 /* show.c: the page */
 void claw_show(struct claw_core *core, uint64_t now_ns);
 /* `whole`: also who is at its other end */
