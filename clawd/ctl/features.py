@@ -21,6 +21,7 @@ from pathlib import Path
 from clawd.config import Config
 from clawd.ctl import render
 from clawd.ctl.check import Finding
+from clawd.kernel.bpf import whose_headers
 
 ROOT = Path("/")
 SPOOL_OBJECT_BYTES = 256 << 20
@@ -131,11 +132,12 @@ def check_peer_pidfd() -> Finding:
 
 
 def check_headers(release: str, root: Path = ROOT) -> Finding:
-    for path in (root / "lib/modules" / release / "build", root / "sys/kernel/kheaders.tar.xz"):
-        if path.exists():
-            return Finding("headers", "ok", f"there are headers of kernel {release} for BPF", feature="trace")
-    return Finding("headers", "info", f"there are no headers of kernel {release}, which bcc compiles BPF with",
-                   f"apt install linux-headers-{release}, or: modprobe kheaders", "trace")  # fmt: skip
+    found = whose_headers(release, root)
+    if found is None:
+        return Finding("headers", "info", "there are no kernel headers, which bcc compiles BPF with",
+                       f"apt install linux-headers-{release}, or: modprobe kheaders", "trace")  # fmt: skip
+    other = "" if found == release else f", which serve {release} too"
+    return Finding("headers", "ok", f"there are headers of kernel {found} for BPF{other}", feature="trace")
 
 
 def check_bpf() -> Finding:
@@ -168,8 +170,9 @@ def check_tracing(root: Path = ROOT) -> Finding:
                 return Finding("tracing", "ok", "the kernel's tracepoints are at hand", feature="trace")
         except OSError:  # may not look
             return Finding("tracing", "info", "the kernel's tracepoints cannot be seen", "be root", "trace")
-    return Finding("tracing", "info", "the kernel's tracepoints are not at hand",
-                   "mount -t tracefs tracefs /sys/kernel/tracing", "trace")  # fmt: skip
+    if "tracefs" in _read(root / "proc/filesystems").split():
+        return Finding("tracing", "ok", "tracefs is not mounted: clawctl trace mounts it for itself", feature="trace")
+    return Finding("tracing", "info", "the kernel tells no tracepoints", "use a kernel with CONFIG_TRACING", "trace")
 
 
 def check_pressure(root: Path = ROOT) -> Finding:

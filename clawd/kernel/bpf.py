@@ -26,7 +26,6 @@ from clawd.kernel import tracefs
 
 SOURCES = Path(__file__).resolve().parents[2] / "ebpf"
 INSTALLED = Path("/usr/share/clawd/ebpf")
-MODULES = Path("/lib/modules")
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 COMPILE_S = 60.0
 """In emulation it takes ten seconds."""
@@ -162,21 +161,32 @@ def _last(told: str) -> str:
 # --- what the child does ---
 
 
+def whose_headers(release: str, root: Path = Path("/")) -> str | None:
+    """The kernel whose headers programs are compiled with: that of `release`, else another. None: there are none.
+
+    Those of another kernel serve too, for our programs take the stable ABI alone from them.
+    """
+    modules = root / "lib/modules"
+    if (modules / release / "build").exists():
+        return release
+    other = next((path.name for path in sorted(modules.glob("*"), reverse=True) if _is_whole(path)), None)
+    # bcc unpacks the archive itself
+    return other or (release if (root / "sys/kernel/kheaders.tar.xz").exists() else None)
+
+
 @contextmanager
 def kernel_headers() -> Iterator[str]:
-    """Let bcc find headers, and say of which kernel. It looks for the running kernel's; those of another serve too, for
-    our programs take the stable ABI alone from them, but bcc wants them in one tree, where Debian has two.
+    """Let bcc find headers, and say of which kernel. It looks for the running kernel's, and wants those of another in
+    one tree, where Debian has two.
     """
     release = platform.release()
-    if (MODULES / release / "build").exists() or "BCC_KERNEL_SOURCE" in os.environ:
+    found = whose_headers(release)
+    if found == release or "BCC_KERNEL_SOURCE" in os.environ:
         yield release
         return
-    other = next((path for path in sorted(MODULES.glob("*"), reverse=True) if _is_whole(path)), None)
-    if other is None:
-        if Path("/sys/kernel/kheaders.tar.xz").exists():
-            yield release  # bcc unpacks that itself
-            return
+    if found is None:
         raise HostError("no kernel headers", f"apt-get install linux-headers-{release}, or linux-headers-amd64")
+    other = Path("/lib/modules", found)
     tree = Path(tempfile.mkdtemp(prefix="clawd-headers-"))
     try:
         for part in ("source", "build"):  # what was generated is in the latter, and wins
@@ -184,7 +194,7 @@ def kernel_headers() -> Iterator[str]:
             for arch in (other / part / "arch").glob("*"):
                 _link(arch / "include", tree / "arch" / arch.name / "include")
         os.environ["BCC_KERNEL_SOURCE"] = str(tree)
-        yield other.name
+        yield found
     finally:
         shutil.rmtree(tree, ignore_errors=True)
 

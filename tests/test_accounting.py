@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the histograms make of the times that records bear and the clock that turns and sends are told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from clawd.core import lib
+from rig import CREDIT, Rig
+
+TOKEN = lib.CLAW_TOKEN
+
+
+def test_what_is_written_while_a_turn_goes_on_is_accounted_as_taken_at_once() -> None:
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        now = time.monotonic_ns()
+        ring.open(0, "s", requested_ns=now - 5)
+        for later in (0, 1, 3_000_000):
+            ring.put(TOKEN, 0, b"a", at=now + later)
+        rig.turn(now)
+        assert rig.core.attach(client, 1, b"s", credit=CREDIT) == 0
+        rig.turn(now)
+        rig.core.sent(rig.frames[0], now + 1_000_000)
+        assert rig.core.refresh_totals().odd_clock == 0
+        assert rig.core.quantiles(lib.CLAW_HIST_COMMIT, (1.0,)) == (3, [0])
+        assert rig.core.quantiles(lib.CLAW_HIST_SEND, (0.0,)) == (3, [0])
+
+
+def test_times_are_accounted_once_a_frame_is_sent() -> None:
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        now = time.monotonic_ns()
+        ring.open(0, "s", requested_ns=now - 5_000_000)
+        ring.put(TOKEN, 0, b"a", at=now)
+        ring.put(TOKEN, 0, b"b", at=now + 10**13)  # a clock that makes no sense
+        rig.turn()
+        rig.core.attach(client, 1, b"s", credit=CREDIT)
+        rig.turn()
+        rig.core.sent(rig.frames[0], now + 1_000_000)
+        totals = rig.core.refresh_totals()
+        assert (totals.sent, totals.odd_clock) == (2, 2)
+        count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_SEND, (0.5,))
+        assert count == 1
+        assert p50 == pytest.approx(1_000_000, rel=0.035)
+        count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_FIRST, (0.5,))
+        assert count == 1
+        assert p50 == pytest.approx(6_000_000, rel=0.035)
+        count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_WRITTEN, (0.5,))
+        assert count == 1
+        assert p50 == pytest.approx(5_000_000, rel=0.035)
