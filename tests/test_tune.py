@@ -90,6 +90,31 @@ def test_drift_is_found_with_who_wrote_it_and_is_left_at_a_revert(net: Namespace
     assert net.values() == {**before, "net.ipv4.tcp_tw_reuse": "0"}
 
 
+def doctor_says(net: Namespace) -> list[dict[str, str]]:
+    """What it makes of what was tuned here."""
+    code = (
+        "import json, sys; from pathlib import Path; from clawd.ctl.tuned import find_tuned;"
+        "print(json.dumps([vars(found) for found in find_tuned(Path(sys.argv[1]))]))"
+    )
+    return list(json.loads(net.python(code, net.state)))
+
+
+def test_doctor_tells_what_is_not_as_it_was_tuned_any_more(net: Namespace) -> None:
+    assert doctor_says(net) == [], "nothing was"
+    net.tune("apply")
+    [found] = doctor_says(net)
+    assert (found["level"], found["fix"]) == ("ok", None)
+    net.set("net.ipv4.tcp_tw_reuse", 0)
+    [found] = doctor_says(net)
+    assert (found["level"], found["fix"]) == ("warn", "clawctl tune apply, or revert")
+    assert "net.ipv4.tcp_tw_reuse (somebody wrote it after clawctl tune pid=" in found["what"]
+    assert "autocorking" not in found["what"]
+    [journal] = net.state.glob("*.journal")
+    journal.chmod(0o666)
+    [found] = doctor_says(net)
+    assert found["level"] == "info"
+
+
 def test_floors_are_only_raised_and_bits_only_set(net: Namespace) -> None:
     net.set("net.core.somaxconn", 65000)
     net.set("net.ipv4.tcp_fastopen", 0x401)

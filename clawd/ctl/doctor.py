@@ -14,6 +14,7 @@ from clawd.ctl.features import find_features
 from clawd.ctl.hardware import find_hardware
 from clawd.ctl.helper import check_helper
 from clawd.ctl.symptoms import find_symptoms
+from clawd.ctl.tuned import find_tuned
 
 HELP = "check this host and this clawd, and say what to do"
 ABOUT = (
@@ -38,6 +39,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from find_host(options.runtime_dir)
     yield from find_features(options.runtime_dir)
     yield check_helper()
+    yield from find_tuned()
     yield from find_hardware()
 
 
