@@ -37,15 +37,9 @@ void claw_lanes_charge(struct claw_outbox *outbox, struct claw_connection *conne
 	}
 }
 
-static struct claw_connection *connection_of(struct claw_core *core, uint32_t id)
-{
-	struct claw_connection *connection = &core->outbox.connections[id & UINT16_MAX];
-	return id && (id & UINT16_MAX) < core->outbox.connection_used && connection->id == id ? connection : NULL;
-}
-
 int claw_lanes_open(struct claw_core *core, uint32_t id)
 {
-	struct claw_connection *connection = connection_of(core, id);
+	struct claw_connection *connection = claw_connection_of(&core->outbox, id);
 	if (!connection)
 		return -ENOENT;
 	connection->laned = 1;
@@ -54,7 +48,7 @@ int claw_lanes_open(struct claw_core *core, uint32_t id)
 
 int claw_lanes_double(struct claw_core *core, uint32_t id, int on)
 {
-	struct claw_connection *connection = connection_of(core, id);
+	struct claw_connection *connection = claw_connection_of(&core->outbox, id);
 	if (!connection || !connection->laned)
 		return -ENOENT;
 	connection->doubled = on != 0;
@@ -63,7 +57,7 @@ int claw_lanes_double(struct claw_core *core, uint32_t id, int on)
 
 int claw_lanes_flow(struct claw_core *core, uint32_t id, const uint8_t *message, size_t len)
 {
-	struct claw_connection *connection = connection_of(core, id);
+	struct claw_connection *connection = claw_connection_of(&core->outbox, id);
 	struct claw_flow flow;
 	if (!connection || !connection->laned)
 		return -ENOENT;

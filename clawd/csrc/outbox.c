@@ -86,12 +86,6 @@ uint32_t claw_connection_open(struct claw_outbox *outbox)
 	return connection->id;
 }
 
-static struct claw_connection *connection_of(struct claw_outbox *outbox, uint32_t id)
-{
-	struct claw_connection *connection = &outbox->connections[id & UINT16_MAX];
-	return id && (id & UINT16_MAX) < outbox->connection_used && connection->id == id ? connection : NULL;
-}
-
 static uint32_t *bucket_of(const struct claw_outbox *outbox, uint32_t connection, uint32_t id)
 {
 	uint32_t key[2] = { connection, id };
@@ -291,7 +285,7 @@ int claw_outbox_unmet(struct claw_outbox *outbox, uint64_t now_ns, struct claw_u
 
 int claw_connection_close(struct claw_outbox *outbox, uint32_t id, uint64_t now_ns)
 {
-	struct claw_connection *connection = connection_of(outbox, id);
+	struct claw_connection *connection = claw_connection_of(outbox, id);
 	if (!connection)
 		return -ENOENT;
 	while (connection->attachments != CLAW_NONE)
@@ -305,7 +299,7 @@ int claw_connection_close(struct claw_outbox *outbox, uint32_t id, uint64_t now_
 
 int claw_connection_block(struct claw_outbox *outbox, uint32_t id, int blocked)
 {
-	struct claw_connection *connection = connection_of(outbox, id);
+	struct claw_connection *connection = claw_connection_of(outbox, id);
 	if (!connection)
 		return -ENOENT;
 	connection->blocked = blocked != 0;
@@ -317,7 +311,7 @@ int claw_connection_block(struct claw_outbox *outbox, uint32_t id, int blocked)
 
 int claw_connection_name(struct claw_outbox *outbox, uint32_t id, const struct claw_page_peer *peer)
 {
-	struct claw_connection *connection = connection_of(outbox, id);
+	struct claw_connection *connection = claw_connection_of(outbox, id);
 	if (!connection)
 		return -ENOENT;
 	connection->peer = *peer;
@@ -327,7 +321,7 @@ int claw_connection_name(struct claw_outbox *outbox, uint32_t id, const struct c
 
 int claw_flow_take(struct claw_outbox *outbox, uint32_t id, const uint8_t *message, size_t len)
 {
-	struct claw_connection *connection = connection_of(outbox, id);
+	struct claw_connection *connection = claw_connection_of(outbox, id);
 	if (!connection)
 		return -ENOENT;
 	struct claw_flow flow;
@@ -362,7 +356,7 @@ int claw_flow_take(struct claw_outbox *outbox, uint32_t id, const uint8_t *messa
 
 int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct claw_attach *attach, uint64_t now_ns)
 {
-	struct claw_connection *connection = connection_of(outbox, id);
+	struct claw_connection *connection = claw_connection_of(outbox, id);
 	struct claw_streams *streams = outbox->streams;
 	if (!connection)
 		return -ENOENT;
@@ -455,7 +449,7 @@ int claw_attachment_open(struct claw_outbox *outbox, uint32_t id, const struct c
 
 uint32_t claw_attachment_find(struct claw_outbox *outbox, uint32_t connection, uint32_t id)
 {
-	struct claw_connection *owner = connection_of(outbox, connection);
+	struct claw_connection *owner = claw_connection_of(outbox, connection);
 	return owner ? find(outbox, (uint32_t)(owner - outbox->connections), id) : CLAW_NONE;
 }
 

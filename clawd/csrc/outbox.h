@@ -100,6 +100,13 @@ int claw_outbox_build(struct claw_outbox *outbox);
 /* Was any attachment of this stream cancelled before it opened? */
 int claw_outbox_cancelled(const struct claw_outbox *outbox, uint32_t stream);
 
+/* By its number; NULL: there is none. */
+static inline struct claw_connection *claw_connection_of(const struct claw_outbox *outbox, uint32_t id)
+{
+	struct claw_connection *connection = &outbox->connections[id & UINT16_MAX];
+	return id && (id & UINT16_MAX) < outbox->connection_used && connection->id == id ? connection : NULL;
+}
+
 uint32_t claw_connection_open(struct claw_outbox *outbox);
 int claw_connection_close(struct claw_outbox *outbox, uint32_t connection, uint64_t now_ns);
 int claw_connection_block(struct claw_outbox *outbox, uint32_t connection, int blocked);

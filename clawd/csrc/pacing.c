@@ -227,21 +227,21 @@ int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t 
 
 int claw_connection_network(struct claw_core *core, uint32_t connection, const struct claw_network *network)
 {
-	uint32_t index = connection & UINT16_MAX;
-	if (!connection || index >= core->outbox.connection_used || core->outbox.connections[index].id != connection)
+	struct claw_connection *found = claw_connection_of(&core->outbox, connection);
+	if (!found)
 		return -ENOENT;
-	core->outbox.connections[index].network = *network;
+	found->network = *network;
 	return 0;
 }
 
 int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced)
 {
 	const struct claw_outbox *outbox = &core->outbox;
-	uint32_t index = connection & UINT16_MAX;
-	if (!connection || index >= outbox->connection_used || outbox->connections[index].id != connection)
+	const struct claw_connection *found = claw_connection_of(outbox, connection);
+	if (!found)
 		return -ENOENT;
 	int count = 0;
-	uint32_t at = outbox->connections[index].attachments;
+	uint32_t at = found->attachments;
 	for (*ret_unpaced = 0; at != CLAW_NONE; at = outbox->attachments[at].next_of_connection) {
 		const struct claw_stream *stream = &core->streams.table[outbox->attachments[at].stream];
 		if (stream->state != CLAW_STREAM_LIVE)
