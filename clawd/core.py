@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clawd._core import ffi as ffi  # type: ignore[import-not-found]
 from clawd._core import lib as lib
@@ -119,6 +119,18 @@ class Pace:
     burst: int
 
 
+class Told(NamedTuple):
+    """What the kernel says of a connection at some time: its round trip and that one's mean deviation, smoothed; how
+    many segments it sent, and how many of them again. The names are those of struct claw_told.
+    """
+
+    at_ns: int
+    rtt_us: int
+    jitter_us: int
+    segments: int
+    again: int
+
+
 class Core:
     """The daemon's half of the core: rings, spool, outbox, one turn at a time. Not thread-safe."""
 
@@ -189,12 +201,27 @@ class Core:
         """Show the CLAW_BOOST_ level that is asked for, and how long clawd's threads waited for a processor so far."""
         lib.claw_core_boost(self._core, level, run_delay_ns)
 
-    def network(
-        self, connection: int, *, loss_ppm: int = 0, jitter_us: int = 0, congested: bool = False, far: bool = False
-    ) -> None:
-        """What is known of the way to a client. `far`: on another host."""
-        row = ffi.new("struct claw_network *", (loss_ppm, jitter_us, congested, far))
-        check(lib.claw_connection_network(self._core, connection, row), "note a client's network")
+    def map_rows(self, fd: int, layout: dict[str, int]) -> None:
+        """Read what the kernel says of sockets there, laid out as a struct claw_rows_layout says."""
+        row = ffi.new("struct claw_rows_layout *", layout)
+        check(lib.claw_rows_map(self._core, fd, row), "map the rows of sockets")
+
+    def unmap_rows(self) -> None:
+        lib.claw_rows_unmap(self._core)
+
+    def open_way(self, connection: int, cookie: int = 0) -> None:
+        """This connection goes to another host, by the socket of this cookie."""
+        check(lib.claw_way_open(self._core, connection, cookie), "note a client's way")
+
+    def look_way(self, connection: int) -> int | None:
+        """How many of a million segments to it were sent again lately, by its row; None: it has none."""
+        found = lib.claw_way_look(self._core, connection, time.monotonic_ns())
+        return None if found == -errno.ENODATA else check(found, "look at a client's way")
+
+    def tell_way(self, connection: int, told: Told) -> int:
+        """The same, by what somebody else knows."""
+        row = ffi.new("struct claw_told *", told)
+        return check(lib.claw_way_tell(self._core, connection, row, time.monotonic_ns()), "note a client's way")
 
     def streams_of(self, connection: int) -> tuple[int, int]:
         """How many live streams a client reads, and how many of them no pacer spreads."""

@@ -134,6 +134,7 @@ def consumers(page: Page) -> list[dict[str, Any]]:
 
 
 def _consumer(row: Any, now_ns: int) -> dict[str, Any]:
+    known = bool(row.way_seen_ns)
     return {
         **_peer(row.peer, now_ns),
         "role": ROLE.get(row.peer.role),
@@ -141,6 +142,10 @@ def _consumer(row: Any, now_ns: int) -> dict[str, Any]:
         "sent_bytes": row.charged,
         "unacked_bytes": max(0, row.charged - row.acked),
         "blocked": bool(row.blocked),
+        "rtt_us": row.rtt_us if known else None,
+        "jitter_us": row.jitter_us if known else None,
+        "loss_ppm": row.loss_ppm if known else None,
+        "way_age_ns": max(0, now_ns - row.way_ns) if known else None,
     }
 
 

@@ -32,7 +32,6 @@ class Network:
     loss_ppm: int = 0
     jitter_us: int = 0
     congested: int = 0
-    far: int = 0
 
 
 def follow(mean: int, value: int, weight: int) -> int:

@@ -112,7 +112,7 @@ def test_each_wrong_record_is_refused(body: bytes) -> None:
 
 def test_a_congested_client_gets_it_until_it_has_caught_up() -> None:
     with paced("off") as (clock, ring):
-        clock.rig.core.network(clock.number, far=True)
+        clock.rig.core.open_way(clock.number)
         clock.read("s")
         ring.open(1, "s")
         seqs, kinds = [], []

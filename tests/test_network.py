@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from clawd.server.network import Network, TcpWay, Way
+from clawd.core import Told
+from clawd.server.network import TcpWay, Way
 
 
 class FakeWay:
     """What a test says."""
 
-    def __init__(self, network: Network | None = None) -> None:
-        self.network = network
+    def __init__(self, told: Told | None = None) -> None:
+        self.told = told
 
-    def look(self) -> Network | None:
-        return self.network
+    def look(self) -> Told | None:
+        return self.told
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def real() -> Iterator[tuple[Way, Callable[[], None]]]:
 
 @contextmanager
 def fake() -> Iterator[tuple[Way, Callable[[], None]]]:
-    yield FakeWay(Network(120, 40, 0)), lambda: None
+    yield FakeWay(Told(time.monotonic_ns(), 120, 40, 600, 0)), lambda: None
 
 
 @pytest.mark.parametrize("make", [real, fake])
@@ -56,11 +58,13 @@ def test_a_way_tells_what_it_knows(make: Callable[..., Iterator[tuple[Way, Calla
     with make() as (way, use):
         use()
         for _ in range(2):
-            network = way.look()
-            assert network is not None
-            assert 0 < network.rtt_us < 1_000_000
-            assert 0 <= network.jitter_us < 1_000_000
-            assert network.loss_ppm == 0
+            told = way.look()
+            assert told is not None
+            assert 0 <= time.monotonic_ns() - told.at_ns < 20 * 10**9
+            assert 0 < told.rtt_us < 1_000_000
+            assert 0 <= told.jitter_us < 1_000_000
+            assert told.segments >= 300
+            assert told.again == 0
 
 
 def test_ipc_has_none() -> None:

@@ -19,7 +19,8 @@ import pytest
 
 from clawd import page as page_module
 from clawd import stats
-from clawd.core import Label, Limits, ffi, lib, page_bytes
+from clawd.core import Label, Limits, Told, ffi, lib, page_bytes
+from clawd.ctl import consumers
 from clawd.errors import ControlError
 from clawd.page import Life, Page, Unreachable
 from tests.cprogram import CSRC, NATIVE, compile_c, run_c
@@ -67,6 +68,28 @@ def test_every_row_is_whole_words_and_its_seq_is_first() -> None:
     for name in ("stream", "ring", "connection", "mark"):
         assert ffi.sizeof(f"struct claw_page_{name}") % 8 == 0
         assert ffi.offsetof(f"struct claw_page_{name}", "seq") == 0
+
+
+def test_the_way_to_a_client_is_shown_where_it_is_known(tmp_path: Path) -> None:
+    with shown(tmp_path) as (rig, runtime_dir), Page(runtime_dir) as page:
+        near, far = rig.core.connect(), rig.core.connect()
+        for number, name in ((near, "near"), (far, "far")):
+            rig.core.label_connection(number, Label(name, 42, 1001, lib.CLAW_ROLE_CONSUMER))
+        rig.turn()
+        value = {"consumers": stats.consumers(page)}
+        assert {row["rtt_us"] for row in value["consumers"]} == {None}
+        assert "loss" not in consumers.show(value)
+        rig.core.open_way(far)
+        rig.core.tell_way(far, Told(time.monotonic_ns(), 41_000, 3_000, 1000, 15))
+        rig.turn()
+        value = {"consumers": stats.consumers(page)}
+        row = {row["name"]: row for row in value["consumers"]}["far"]
+        assert (row["rtt_us"], row["jitter_us"], row["loss_ppm"]) == (41_000, 3_000, 15_000)
+        assert 0 <= row["way_age_ns"] < 20 * 10**9
+        lines = {line.split()[0]: line.split() for line in consumers.show(value).splitlines()}
+        assert lines["NAME"][4:7] == ["RTT", "JITTER", "LOSS"]
+        assert lines["far"][4:7] == ["41ms", "3ms", "1.5%"]
+        assert lines["near"][4:7] == ["-", "-", "-"]
 
 
 def test_it_shows_what_a_turn_did(tmp_path: Path) -> None:

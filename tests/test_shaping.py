@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 
 from clawd import protocol
+from clawd.core import Core, Limits, Told
 from clawd.errors import ProtocolError
-from clawd.server.network import Network
-from clawd.server.shaping import PACING_LEAST, Rows, RowWay, Shaping, lanes, wanted_pacing
+from clawd.server.shaping import PACING_LEAST, Paced, Rows, Shaping, lanes, wanted_pacing
+from tests.rig import DEFAULTS
 
 pytestmark = pytest.mark.plain
 ENTRIES = 64
 ROW = [["cookie", 0, 8], ["pacing", 8, 8], ["srtt_us", 16, 4], ["jitter_us", 20, 4], ["retrans", 24, 4],
-       ["segments", 28, 4]]  # fmt: skip
+       ["segments", 28, 4], ["updated_ns", 32, 8]]  # fmt: skip
+ROW_BYTES = 40
 WANT = [["cookie", 0, 8], ["pacing", 8, 8]]
-TOLD = protocol.SocketRows(ENTRIES, 32, 16, ROW, WANT)
+TOLD = protocol.SocketRows(ENTRIES, ROW_BYTES, 16, ROW, WANT)
 LANE = protocol.SetLane(5710, "express", pacing=10**6)
 
 
@@ -33,12 +35,12 @@ class Arrays:
 
     def __init__(self) -> None:
         self.fds = [os.memfd_create("rows"), os.memfd_create("wants")]
-        for fd, size in zip(self.fds, (32, 16), strict=True):
+        for fd, size in zip(self.fds, (ROW_BYTES, 16), strict=True):
             os.ftruncate(fd, -(-ENTRIES * size // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     def put(self, slot: int, **values: int) -> None:
         for name, at, size in ROW:
-            os.pwrite(self.fds[0], values.get(name, 0).to_bytes(size, "little"), slot * 32 + at)
+            os.pwrite(self.fds[0], values.get(name, 0).to_bytes(size, "little"), slot * ROW_BYTES + at)
 
     def wanted(self, slot: int) -> tuple[int, int]:
         data = os.pread(self.fds[1], 16, slot * 16)
@@ -51,6 +53,13 @@ def arrays() -> Iterator[Arrays]:
     yield made
     for fd in made.fds:
         os.close(fd)
+
+
+@pytest.fixture
+def core() -> Iterator[Core]:
+    made = Core(Limits(**DEFAULTS))
+    yield made
+    made.close()
 
 
 class Kernel:
@@ -92,7 +101,7 @@ def test_a_row_is_found_by_cookie_near_its_first_slot(arrays: Arrays) -> None:
     arrays.put(6, cookie=5, srtt_us=700, jitter_us=50)
     arrays.put(5 + 8, cookie=5 + 3 * ENTRIES)
     assert rows.find(5 + ENTRIES) == {"cookie": 5 + ENTRIES, "pacing": 0, "srtt_us": 900, "jitter_us": 0, "retrans": 0,
-                                      "segments": 0, "slot": 5}  # fmt: skip
+                                      "segments": 0, "updated_ns": 0, "slot": 5}  # fmt: skip
     found = rows.find(5)
     assert found
     assert (found["srtt_us"], found["slot"]) == (700, 6)
@@ -101,25 +110,10 @@ def test_a_row_is_found_by_cookie_near_its_first_slot(arrays: Arrays) -> None:
     rows.close()
 
 
-def test_a_way_tells_round_trip_jitter_and_loss_of_late(arrays: Arrays, tmp_path: Path) -> None:
-    shaping = Shaping([LANE], tmp_path)
-    way = RowWay(shaping, 9)
-    assert way.look() is None
+def test_wanted_pacing_goes_to_the_sockets_slot(core: Core, arrays: Arrays, tmp_path: Path) -> None:
+    shaping = Shaping(core, [LANE], tmp_path)
     shaping.rows = Rows(TOLD, arrays.fds)
-    assert way.look() is None
-    arrays.put(9, cookie=9, srtt_us=30_000, jitter_us=4_000, segments=100, retrans=50)
-    assert way.look() == Network(30_000, 4_000, 0), "too few segments to tell"
-    arrays.put(9, cookie=9, srtt_us=30_000, jitter_us=4_000, segments=1000, retrans=50)
-    assert way.look() == Network(30_000, 4_000, 50_000)
-    arrays.put(9, cookie=9, srtt_us=30_000, jitter_us=4_000, segments=1200, retrans=50)
-    assert way.look() == Network(30_000, 4_000, 0)
-    shaping.close()
-
-
-def test_wanted_pacing_goes_to_the_sockets_slot(arrays: Arrays, tmp_path: Path) -> None:
-    shaping = Shaping([LANE], tmp_path)
-    shaping.rows = Rows(TOLD, arrays.fds)
-    way = RowWay(shaping, 9)
+    way = Paced(shaping, 9)
     way.pace(100, 60)
     assert arrays.wanted(9) == (0, 0), "it has no row"
     arrays.put(10, cookie=9, pacing=5)
@@ -140,20 +134,6 @@ def test_express_lanes_go_first_and_thin() -> None:
         assert protocol.decode(protocol.encode(lane), protocol.KERNEL_REQUESTS, protocol.KERNEL_MESSAGE_MAX) == lane
 
 
-def test_another_way_is_asked_where_there_is_no_row(arrays: Arrays, tmp_path: Path) -> None:
-    class Other:
-        def look(self) -> Network:
-            return Network(1, 2, 3)
-
-    shaping = Shaping([LANE], tmp_path)
-    way = RowWay(shaping, 9)
-    assert way.look_or(Other()) == Network(1, 2, 3)
-    shaping.rows = Rows(TOLD, arrays.fds)
-    arrays.put(9, cookie=9, srtt_us=700)
-    assert way.look_or(Other()) == Network(700, 0, 0)
-    shaping.close()
-
-
 @pytest.mark.parametrize(("streams", "pacing"), [(0, 0), (1, PACING_LEAST), (1000, 1000 * 45 * 50 * 4)])
 def test_pacing_leaves_room_to_catch_up(streams: int, pacing: int) -> None:
     assert wanted_pacing(streams, 50) == pacing
@@ -162,12 +142,12 @@ def test_pacing_leaves_room_to_catch_up(streams: int, pacing: int) -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        protocol.SocketRows(ENTRIES, 32, 16, ROW[1:], WANT),
-        protocol.SocketRows(ENTRIES, 32, 16, ROW, WANT[:1]),
-        protocol.SocketRows(63, 32, 16, ROW, WANT),
-        protocol.SocketRows(ENTRIES, 31, 16, ROW, WANT),
-        protocol.SocketRows(ENTRIES, 32, 16, ROW, [["cookie", 0, 8], ["pacing", 12, 8]]),
-        protocol.SocketRows(ENTRIES, 32, 16, [["cookie", -8, 8], *ROW[1:]], WANT),
+        protocol.SocketRows(ENTRIES, ROW_BYTES, 16, ROW[1:], WANT),
+        protocol.SocketRows(ENTRIES, ROW_BYTES, 16, ROW, WANT[:1]),
+        protocol.SocketRows(63, ROW_BYTES, 16, ROW, WANT),
+        protocol.SocketRows(ENTRIES, 39, 16, ROW, WANT),
+        protocol.SocketRows(ENTRIES, ROW_BYTES, 16, ROW, [["cookie", 0, 8], ["pacing", 12, 8]]),
+        protocol.SocketRows(ENTRIES, ROW_BYTES, 16, [["cookie", -8, 8], *ROW[1:]], WANT),
     ],
 )
 def test_rows_of_another_layout_are_refused(arrays: Arrays, told: protocol.SocketRows) -> None:
@@ -175,8 +155,10 @@ def test_rows_of_another_layout_are_refused(arrays: Arrays, told: protocol.Socke
         Rows(told, arrays.fds)
 
 
-def test_lanes_are_named_and_rows_asked_for_until_there_are_any(kernel: Kernel, arrays: Arrays, tmp_path: Path) -> None:
-    shaping = Shaping([LANE], tmp_path)
+def test_lanes_are_named_and_rows_asked_for_until_there_are_any(
+    core: Core, kernel: Kernel, arrays: Arrays, tmp_path: Path
+) -> None:
+    shaping = Shaping(core, [LANE], tmp_path)
     shaping.poll()
     with kernel.accept() as connection:
         assert json.loads(connection.recv(1000)) == {
@@ -196,11 +178,15 @@ def test_lanes_are_named_and_rows_asked_for_until_there_are_any(kernel: Kernel, 
         shaping.poll()
         assert (shaping.reason, shaping.rows is not None) == ("", True)
         assert len(os.listdir("/proc/self/fd")) <= before + 2, "mapped, and closed"
-        arrays.put(3, cookie=3, srtt_us=1)
-        assert RowWay(shaping, 3).look() == Network(1, 0, 0)
+        number = core.connect()
+        core.open_way(number, 3)
+        assert core.look_way(number) is None
+        arrays.put(3, cookie=3, srtt_us=1, segments=1000, retrans=50)
+        assert core.look_way(number) == 50_000, "the core reads them too"
     shaping.poll()
     assert (shaping.reason, shaping.rows) == ("clawd-kernel ended", None)
-    assert RowWay(shaping, 3).look() is None
+    assert core.look_way(number) is None
+    assert core.tell_way(number, Told(1, 2, 3, 1200, 50)) == 0
     shaping.poll()
     kernel.accept().close()
     shaping.close()
@@ -211,12 +197,14 @@ def test_lanes_are_named_and_rows_asked_for_until_there_are_any(kernel: Kernel, 
     [
         (b"no json", "message is not JSON"),
         (protocol.encode(protocol.Failure(code="denied", text="only root may")), "only root may"),
-        (protocol.encode(protocol.SocketRows(8, 32, 16, ROW, WANT)), "of another layout"),
+        (protocol.encode(protocol.SocketRows(8, ROW_BYTES, 16, ROW, WANT)), "of another layout"),
         (b'{"op":"rows","entries":9999999}', 'has a bad value for "entries"'),
     ],
 )
-def test_nonsense_ends_the_connection_and_is_told(kernel: Kernel, tmp_path: Path, answer: bytes, reason: str) -> None:
-    shaping = Shaping([LANE], tmp_path)
+def test_nonsense_ends_the_connection_and_is_told(
+    core: Core, kernel: Kernel, tmp_path: Path, answer: bytes, reason: str
+) -> None:
+    shaping = Shaping(core, [LANE], tmp_path)
     shaping.poll()
     with kernel.accept() as connection:
         connection.send(answer)
@@ -226,8 +214,8 @@ def test_nonsense_ends_the_connection_and_is_told(kernel: Kernel, tmp_path: Path
 
 
 @pytest.mark.parametrize(("lanes", "reason"), [([LANE], "clawd-kernel is not running"), ([], "there is no tcp lane")])
-def test_without_a_helper_or_a_lane_it_says_so(tmp_path: Path, lanes: list[Any], reason: str) -> None:
-    shaping = Shaping(lanes, tmp_path)
+def test_without_a_helper_or_a_lane_it_says_so(core: Core, tmp_path: Path, lanes: list[Any], reason: str) -> None:
+    shaping = Shaping(core, lanes, tmp_path)
     shaping.poll()
     shaping.poll()
     assert shaping.reason == reason

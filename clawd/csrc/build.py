@@ -33,6 +33,7 @@ NOUNS = (
     "keep",
     "grace",
     "first",
+    "ways",
     "outbox",
     "lanes",
     "readers",

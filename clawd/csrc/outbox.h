@@ -7,6 +7,7 @@
 
 #include "page.h"
 #include "stream.h"
+#include "ways.h"
 
 #include "outbox.cdef.h"
 
@@ -61,7 +62,7 @@ struct claw_connection {
 	uint32_t attachment_count;
 	struct claw_list queue[CLAW_QUEUES];
 	struct claw_page_peer peer;
-	struct claw_network network;
+	struct claw_way way;
 };
 
 struct claw_outbox {

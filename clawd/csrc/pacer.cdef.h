@@ -42,7 +42,6 @@ struct claw_network {
 	uint32_t loss_ppm;
 	uint32_t jitter_us;
 	uint32_t congested; /* what was sent is not taken */
-	uint32_t far; /* on another host: bytes are what is short when it is congested, and compact encoding saves them */
 };
 
 /* Tokens that arrived at once, or so close that no reader could tell */

@@ -51,18 +51,19 @@ static void count_noticed(struct claw_core *core, uint32_t noticed)
 }
 
 /* A token goes out as fast as the worst way to any of its stream's readers allows */
-static struct claw_network network_of(const struct claw_core *core, const struct claw_stream *stream)
+static struct claw_network network_of(struct claw_core *core, const struct claw_stream *stream, uint64_t now_ns)
 {
 	const struct claw_outbox *outbox = &core->outbox;
 	struct claw_network worst = { 0 };
 	for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream) {
 		const struct claw_connection *connection = &outbox->connections[outbox->attachments[at].connection];
-		const struct claw_network *network = &connection->network;
-		if (network->loss_ppm > worst.loss_ppm)
-			worst.loss_ppm = network->loss_ppm;
-		if (network->jitter_us > worst.jitter_us)
-			worst.jitter_us = network->jitter_us;
-		worst.congested |= network->congested | connection->congested;
+		const struct claw_way *way = &connection->way;
+		claw_way_refresh(core, outbox->attachments[at].connection, now_ns);
+		if (way->loss_ppm > worst.loss_ppm)
+			worst.loss_ppm = way->loss_ppm;
+		if (way->told.jitter_us > worst.jitter_us)
+			worst.jitter_us = way->told.jitter_us;
+		worst.congested |= connection->congested;
 	}
 	return worst;
 }
@@ -155,7 +156,7 @@ static void step(struct claw_core *core, uint32_t index, uint64_t now_ns)
 	if (due_ns <= now_ns + EARLY_NS) {
 		struct claw_network network = { 0 };
 		if (pacer->mode == CLAW_PACE_STEADY)
-			network = network_of(core, stream);
+			network = network_of(core, stream, now_ns);
 		stream->row.lag_ns = 0;
 		do {
 			uint64_t from_ns = due_ns > since_ns ? due_ns : since_ns;
@@ -222,15 +223,6 @@ int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t 
 		claw_spool_block(&core->spool, stream->first_block)->pace = mode;
 	claw_stream_mark(&core->streams, index);
 	core->pending = 1;
-	return 0;
-}
-
-int claw_connection_network(struct claw_core *core, uint32_t connection, const struct claw_network *network)
-{
-	struct claw_connection *found = claw_connection_of(&core->outbox, connection);
-	if (!found)
-		return -ENOENT;
-	found->network = *network;
 	return 0;
 }
 

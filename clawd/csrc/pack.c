@@ -310,7 +310,7 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		if (!lanes) {
 			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
 			/* Until it has caught up for good: processor time for bytes, where bytes are what is short */
-			connection->compact |= connection->congested && connection->network.far;
+			connection->compact |= connection->congested && connection->way.far;
 			outbox->congested |= connection->congested;
 			continue; /* an ack, or its socket, makes it ready again */
 		}

@@ -8,7 +8,7 @@
  */
 enum {
 	CLAW_PAGE_MAGIC = 0x53574c43, /* "CLWS" */
-	CLAW_PAGE_LAYOUT = 3,
+	CLAW_PAGE_LAYOUT = 4,
 	CLAW_PAGE_REASON = 96, /* bytes; what is longer is cut at a character */
 	CLAW_PAGE_LABEL = 64,
 	CLAW_PAGE_VERSION = 32,
@@ -175,9 +175,12 @@ struct claw_page_connection {
 	uint32_t number; /* 0 = no connection here */
 	uint32_t attachments;
 	uint32_t blocked; /* its socket takes no more */
-	uint32_t reserved;
+	uint32_t loss_ppm; /* of the way to it: how many of a million segments were sent again lately */
 	uint64_t charged; /* wire bytes sent, as its window counts them */
 	uint64_t acked;
+	uint32_t rtt_us, jitter_us; /* smoothed round trip, and its mean deviation */
+	uint64_t way_ns; /* as of when the kernel said so of the way, 0 = nothing is known of it */
+	uint64_t way_seen_ns; /* when pacers knew */
 	struct claw_page_peer peer;
 };
 

@@ -16,7 +16,7 @@ _Static_assert(sizeof(struct claw_page_stream) == 464, "layout of a stream's row
 _Static_assert(offsetof(struct claw_page_stream, requested_ns) == 80, "what changes often comes first");
 _Static_assert(offsetof(struct claw_page_ring, peer) == 64, "what changes often is one line");
 _Static_assert(sizeof(struct claw_page_ring) == 152, "layout of a ring's row");
-_Static_assert(sizeof(struct claw_page_connection) == 128, "layout of a connection's row");
+_Static_assert(sizeof(struct claw_page_connection) == 152, "layout of a connection's row");
 
 /* How much of a row the page has not got yet */
 enum {

@@ -46,9 +46,13 @@ static void show_connection(struct claw_core *core, uint32_t index, int whole)
 	shown.number = connection->id;
 	shown.attachments = connection->attachment_count;
 	shown.blocked = connection->blocked;
-	shown.reserved = 0;
+	shown.loss_ppm = connection->way.loss_ppm;
 	shown.charged = connection->charged;
 	shown.acked = connection->acked;
+	shown.rtt_us = connection->way.told.rtt_us;
+	shown.jitter_us = connection->way.told.jitter_us;
+	shown.way_ns = connection->way.told.at_ns;
+	shown.way_seen_ns = connection->way.seen_ns;
 	if (whole)
 		shown.peer = connection->peer;
 	claw_page_put_connection(&core->page, index, &shown, whole);

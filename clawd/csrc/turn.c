@@ -63,6 +63,7 @@ void claw_core_destroy(struct claw_core *core)
 	free(core->orphans);
 	claw_outbox_deinit(&core->outbox);
 	claw_pacing_deinit(&core->pacing, core->limits.max_streams);
+	claw_rows_deinit(&core->rows);
 	claw_streams_deinit(&core->streams);
 	claw_spool_deinit(&core->spool);
 	claw_page_deinit(&core->page);

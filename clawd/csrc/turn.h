@@ -53,6 +53,7 @@ struct claw_core {
 	struct claw_streams streams;
 	struct claw_outbox outbox;
 	struct claw_pacing pacing;
+	struct claw_rows rows;
 	struct claw_ring *rings;
 	uint32_t ring_used; /* entries ever used */
 	uint32_t ring_first; /* whose turn it is to be first */

@@ -20,12 +20,14 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(value: dict[str, Any]) -> str:
+    is_far = any(row["rtt_us"] is not None for row in value["consumers"])
     rows = [
         (
             row["name"],
             row["pid"],
             row["uid"],
             row["role"],
+            *(_way(row) if is_far else ()),
             row["attachments"],
             render.size(row["sent_bytes"]),
             render.size(row["unacked_bytes"]),
@@ -33,4 +35,12 @@ def show(value: dict[str, Any]) -> str:
         )
         for row in value["consumers"]
     ]
-    return render.table(("name", "pid", "uid", "role", "readings", "sent", "unacked", "since"), rows)
+    way = ("rtt", "jitter", "loss") if is_far else ()
+    return render.table(("name", "pid", "uid", "role", *way, "readings", "sent", "unacked", "since"), rows)
+
+
+def _way(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["rtt_us"] is None:
+        return (render.ABSENT,) * 3
+    times = (render.duration(row[name] * 1000) for name in ("rtt_us", "jitter_us"))
+    return (*times, f"{row['loss_ppm'] / 10_000:.1f}%")

@@ -22,7 +22,7 @@ from clawd.keys import SERVER_FILE, Allowed, AllowList, Pair, read_pair
 from clawd.server.lanes import STRANGER_NS, Connection, Lane, Route
 from clawd.server.network import TcpWay
 from clawd.server.relay import ROLES
-from clawd.server.shaping import RowWay, Shaping, lanes
+from clawd.server.shaping import Paced, Shaping, lanes
 from clawd.server.tcp import fast_open, is_loopback, listen
 from clawd.server.tcpdoor import TcpDoor
 from clawd.server.zap import DOMAIN, Zap
@@ -57,8 +57,7 @@ class Session:
     routes: dict[int, Route] = field(default_factory=dict)
     connection: Connection | None = None
     way: TcpWay | None = None
-    rows: list[RowWay] = field(default_factory=list)
-    """Of its sockets, bulk first, where clawd-kernel shapes them."""
+    sockets: list[Paced] = field(default_factory=list)
     is_doubled: bool = False
 
 
@@ -87,7 +86,7 @@ class Far:
         ]
         names = {lib.CLAW_LANE_BULK: "bulk", lib.CLAW_LANE_EXPRESS: "express"}
         # Before anybody can connect: sockets that are there already are not shaped
-        self._shaping = Shaping(lanes((port, names[kind]) for _, port, kind in places))
+        self._shaping = Shaping(core, lanes((port, names[kind]) for _, port, kind in places))
         self._shaping.poll()
         for host, port, kind in places:
             self._listen(host, port, kind, config)
@@ -238,8 +237,10 @@ class Far:
         peer = self._doors[bulk.lane].peer(bulk.fd)
         if peer and not is_loopback(peer):
             session.way = TcpWay(bulk.fd)
-            session.rows = [RowWay(self._shaping, self._doors[each.lane].cookie(each.fd)) for each in (bulk, express)]
-            self._core.network(connection.number, far=True)
+            cookies = [self._doors[each.lane].cookie(each.fd) for each in (bulk, express)]
+            session.sockets = [Paced(self._shaping, cookie) for cookie in cookies]
+            self._core.open_way(connection.number, cookies[0])
+            self._core.look_way(connection.number)  # so that its pacers read its row from the first token on
         log.event("client connected", client=session.label.label, address=peer, connection=connection.number)
 
     def forget(self, route: Route) -> None:
@@ -301,30 +302,34 @@ class Far:
                 self._note(session.connection, session, session.way)
 
     def _note(self, connection: Connection, session: Session, way: TcpWay) -> None:
-        """What the kernel knows of the way: for the pacer, and whether one copy of a frame is enough."""
+        """Whether one copy of a frame is enough on that way; and what its pacers should know where it has no row."""
         bulk = connection.bulk
-        network = session.rows[0].look_or(way) if self._doors[bulk.lane].lives(bulk.fd) else None
-        if network is None:
+        if not self._doors[bulk.lane].lives(bulk.fd):
             return
-        self._pace(connection, session.rows)
-        self._core.network(connection.number, loss_ppm=network.loss_ppm, jitter_us=network.jitter_us, far=True)
+        loss_ppm = self._core.look_way(connection.number)
+        if loss_ppm is None:
+            told = way.look()
+            if told is None:
+                return
+            loss_ppm = self._core.tell_way(connection.number, told)
+        self._pace(connection, session.sockets)
         limit_ppm = self._loss_on_ppm // 2 if session.is_doubled else self._loss_on_ppm
-        is_doubled = network.loss_ppm > limit_ppm
+        is_doubled = loss_ppm > limit_ppm
         if is_doubled != session.is_doubled:
             session.is_doubled = is_doubled
             self._core.double(connection.number, is_doubled)
             what = "way loses much, frames go on both lanes" if is_doubled else "way loses little, one lane is enough"
-            log.event(what, connection=connection.number, loss_ppm=network.loss_ppm)
+            log.event(what, connection=connection.number, loss_ppm=loss_ppm)
 
-    def _pace(self, connection: Connection, rows: list[RowWay]) -> None:
+    def _pace(self, connection: Connection, sockets: list[Paced]) -> None:
         """Have the kernel send no faster than its streams need, so that what they do not need is others'."""
         if self._shaping.rows is None:
             return
         streams, unpaced = self._core.streams_of(connection.number)
         totals = self._core.refresh_totals()
         token_bytes = totals.frame_bytes // totals.sent if totals.sent else 0
-        for row in rows:
-            row.pace(0 if unpaced else streams, token_bytes)
+        for each in sockets:
+            each.pace(0 if unpaced else streams, token_bytes)
 
 
 def _keys(directory: Path) -> tuple[Pair | None, AllowList | None]:

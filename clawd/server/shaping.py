@@ -10,15 +10,13 @@ import mmap
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from clawd import log, protocol
-from clawd.errors import ProtocolError
-from clawd.server.network import Loss, Network, Way
+from clawd.core import Core, lib
+from clawd.errors import CoreError, ProtocolError
 
-PROBES = 8
-"""How far from its first slot a row may be: as in ebpf/shaper.bpf.c."""
 TRANSMIT_PER_S = 45
 """Tokens a second that a stream is sent at, at least."""
 MARGIN = 4
@@ -29,7 +27,14 @@ LOWAT_BYTES = 16_384
 """Unsent bytes the kernel takes of a connection: one frame. What is still ours can be overtaken."""
 PRIORITY = 6
 """Of express lanes: the first band of fq and of pfifo_fast."""
-_NEEDED = ("cookie", "srtt_us", "jitter_us", "retrans", "segments")
+_NEEDED = {  # of a row, its bytes, and what the core calls it
+    "cookie": (8, "cookie"),
+    "updated_ns": (8, "updated_ns"),
+    "srtt_us": (4, "rtt_us"),
+    "jitter_us": (4, "jitter_us"),
+    "segments": (4, "segments"),
+    "retrans": (4, "again"),
+}
 
 
 def wanted_pacing(streams: int, token_bytes: int) -> int:
@@ -52,7 +57,8 @@ class Rows:
 
     def __init__(self, told: protocol.SocketRows, fds: Sequence[int]) -> None:
         row, want = ({name: (at, size) for name, at, size in layout} for layout in (told.row, told.want))
-        missing = [name for name in _NEEDED if name not in row] + [n for n in ("cookie", "pacing") if n not in want]
+        missing = [name for name, (size, _) in _NEEDED.items() if row.get(name, (0, 0))[1] != size]
+        missing += [name for name in ("cookie", "pacing") if name not in want]
         if missing or told.entries & (told.entries - 1) or len(fds) != 2:
             raise ProtocolError(f"clawd-kernel's rows are of another layout: no {', '.join(missing) or 'arrays'}")
         if any(at < 0 or at + size > told.row_bytes for at, size in row.values()):
@@ -61,6 +67,9 @@ class Rows:
             raise ProtocolError("clawd-kernel's rows are of another layout: a number lies outside of its row")
         self._entries, self._row_bytes, self._want_bytes = told.entries, told.row_bytes, told.want_bytes
         self._row, self._want = row, want
+        self.layout = {"entries": told.entries, "row_bytes": told.row_bytes}
+        """As the core takes it."""
+        self.layout |= {theirs: row[ours][0] for ours, (_, theirs) in _NEEDED.items()}
         self._rows = mmap.mmap(fds[0], _pages(told.entries * told.row_bytes), prot=mmap.PROT_READ)
         self._wants = mmap.mmap(fds[1], _pages(told.entries * told.want_bytes))
 
@@ -77,7 +86,7 @@ class Rows:
         """The row of a socket, with its `slot`; None: it has none."""
         if not cookie:
             return None  # that of free slots
-        for probe in range(PROBES):
+        for probe in range(lib.CLAW_WAY_PROBES):
             slot = (cookie + probe) & (self._entries - 1)
             if self._number(slot, "cookie") == cookie:
                 found = {name: self._number(slot, name) for name in self._row}
@@ -98,23 +107,11 @@ def _pages(size: int) -> int:
 
 
 @dataclass
-class RowWay:
-    """The way to a client by its socket's row: a port of network.py. None where there is no row."""
+class Paced:
+    """A socket, where it has a row."""
 
     shaping: Shaping
     cookie: int
-    _loss: Loss = field(default_factory=Loss)
-
-    def look(self) -> Network | None:
-        rows = self.shaping.rows
-        row = rows.find(self.cookie) if rows else None
-        if row is None:
-            return None
-        return Network(row["srtt_us"], row["jitter_us"], self._loss.learn(row["segments"], row["retrans"]))
-
-    def look_or(self, other: Way) -> Network | None:
-        """The same, and where there is no row what `other` says."""
-        return self.look() or other.look()
 
     def pace(self, streams: int, token_bytes: int) -> None:
         """What its connection needs for so many streams."""
@@ -126,9 +123,10 @@ class RowWay:
 
 
 class Shaping:
-    """Call `poll` once a second."""
+    """Call `poll` once a second. The core reads the rows itself, too."""
 
-    def __init__(self, lanes: Sequence[protocol.SetLane], directory: Path | None = None) -> None:
+    def __init__(self, core: Core, lanes: Sequence[protocol.SetLane], directory: Path | None = None) -> None:
+        self._core = core
         place = directory or Path(os.environ.get("CLAWD_KERNEL_DIR", protocol.KERNEL_DIR))
         self._path = place / protocol.KERNEL_SOCKET
         self._lanes = lanes
@@ -199,7 +197,13 @@ class Shaping:
         assert isinstance(answer, protocol.SocketRows)
         self._is_waiting = False
         if answer.entries:
-            self.rows = Rows(answer, fds)
+            rows = Rows(answer, fds)
+            try:
+                self._core.map_rows(fds[0], rows.layout)
+            except CoreError as error:
+                rows.close()
+                raise ProtocolError(f"clawd-kernel's rows are of another layout: {error}") from error
+            self.rows = rows
             self.reason = ""
             log.event("sockets shaped", lanes=len(self._lanes), rows=answer.entries)
         else:
@@ -208,6 +212,7 @@ class Shaping:
 
     def _lose(self, reason: str) -> None:
         if self.rows is not None:
+            self._core.unmap_rows()
             self.rows.close()
             self.rows = None
             log.event("sockets not shaped any more", reason=reason)
