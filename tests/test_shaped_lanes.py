@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from tests import net
 from tests.cgroups import Cgroup, cgroup, why_no_bpf
 from tests.daemon import PATIENCE_S, until
 from tests.net import PORT, Net
+from tests.seen import Watch
 from tests.test_bpf_helper import Helper, ask, ask_rows
-from tests.test_tcp import site
+from tests.test_tcp import Site, site
 
 pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.skipif(bool(net.reason()), reason=net.reason() or "can")]
 
@@ -122,5 +126,67 @@ def test_the_lanes_of_a_client_are_shaped_told_and_paced(
             reading = consumer.attach("u")
             producer.open("u").write("x")
             assert reading.read(PATIENCE_S)
+    finally:
+        serving.__exit__(None, None, None)
+
+
+@contextmanager
+def flowing(here: Site) -> Iterator[None]:
+    """A stream that a client reads, a token each 20 ms."""
+    ended = threading.Event()
+    with here.consumer() as consumer, Producer("p", here.daemon.runtime_dir) as producer:
+        reading = consumer.attach("s")
+        stream = producer.open("s")
+
+        def write() -> None:
+            while not ended.wait(0.02):
+                stream.write("x" * 40)
+            stream.close()
+
+        def read() -> None:
+            while reading.read(PATIENCE_S):
+                pass
+
+        threads = [threading.Thread(target=each) for each in (write, read)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.mark.usefixtures("helper")
+def test_pacers_know_of_a_way_that_changed_within_two_round_trips(way: Net, group: Cgroup, tmp_path: Path) -> None:
+    """Of the way as it is then; a round trip passes before the kernel can know."""
+    way.be(delay_s=0.15)
+    with group.entered():
+        serving = site(way, tmp_path, "--pace", "steady")
+        here = serving.__enter__()
+    try:
+        here.daemon.log.wait("sockets shaped", "lanes=2")
+        with flowing(here), Watch(here.daemon.runtime_dir, PATIENCE_S) as watch:
+            # Three round trips of tokens on it, so that many are under way when some are lost
+            watch.until(lambda known: 290_000 < known.rtt_us < 400_000, "the way as it is")
+            until(lambda: here.daemon.total("sent") > 3 * 15, "tokens")
+            lost_ns = time.monotonic_ns()
+            way.be(up=False)
+            time.sleep(0.06)
+            way.be(up=True)
+            lost = watch.rise("loss_ppm", 3000, "what was lost")
+            assert lost.loss_ppm < 100_000, "a few of many"
+            assert lost.rtts(lost_ns) <= 2
+            changed_ns = time.monotonic_ns()
+            way.be(delay_s=0.4)
+            longer = watch.rise("rtt_us", 30_000, "the longer way")._replace(rtt_us=800_000)
+            assert longer.jitter_us >= 30_000
+            assert longer.rtts(changed_ns) <= 2
+            lag_ms = sorted(watch.lags_ns)[len(watch.lags_ns) // 2] / 1e6
+            assert lag_ms < 100, "a release later than the kernel"
+            print(
+                f"known {lost.rtts(lost_ns):.2f}, {longer.rtts(changed_ns):.2f} round trips after, {lag_ms:.0f} ms late"
+            )
     finally:
         serving.__exit__(None, None, None)
