@@ -8,7 +8,7 @@ import json
 import socket
 import sys
 
-sys.path.insert(0, sys.argv[1])
+sys.path.append(sys.argv[1])
 
 from clawd import protocol
 from clawd.server.shaping import Rows

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.machine.host import SOURCE, entries, pid, run, until
+from tests.machine.host import OPT, SOURCE, entries, pid, run, until
 
 LANE = """
 import json, socket, sys
@@ -129,7 +129,9 @@ def test_a_delay_shows_in_its_stage_alone(commands: list[str], quiet: bool, paci
 def test_delay_and_loss_of_the_way_are_in_a_sockets_row() -> None:
     """By the rows that the unit hands over, of a socket of clawd.slice."""
     program = (SOURCE / "tests/machine/rows.py").read_text()
-    scope = ["systemd-run", "--scope", "--quiet", "--slice", "clawd.slice", sys.executable, "-c", program, str(SOURCE)]
+    # By what was installed: where the tests' copy of it is, nothing compiled may be loaded
+    python = ["env", "-u", "PYTHONPATH", str(OPT / "bin/python"), "-P", "-c", program, str(SOURCE)]
+    scope = ["systemd-run", "--scope", "--quiet", "--slice", "clawd.slice", *python]
     told = json.loads(run(*scope).stdout.splitlines()[-1])
     assert 40_000 <= told["delayed"]["srtt_us"] <= 200_000, told
     assert told["plain"]["srtt_us"] < 20_000, told
