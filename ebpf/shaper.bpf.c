@@ -124,7 +124,8 @@ static __always_inline u32 apply(struct bpf_sock_ops *ctx, struct claw_policy *p
 static __always_inline void observe(struct bpf_sock_ops *ctx, struct claw_row *row)
 {
 	row->updated_ns = bpf_ktime_get_ns();
-	row->srtt_us = ctx->srtt_us >> 3;
+	row->smoothed = ctx->srtt_us;
+	row->srtt_us = row->smoothed >> 3;
 	row->min_rtt_us = ctx->rtt_min;
 	row->cwnd = ctx->snd_cwnd;
 	row->retrans = ctx->total_retrans;
@@ -159,7 +160,8 @@ static __always_inline int begin(struct bpf_sock_ops *ctx, u64 cookie)
 	observe(ctx, row);
 	row->cookie = cookie;
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTT_CB_FLAG |
-					       BPF_SOCK_OPS_RETRANS_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG);
+					       BPF_SOCK_OPS_RETRANS_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG |
+					       BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	count(CLAW_SHAPED);
 	return 1;
 }
@@ -179,21 +181,18 @@ static __always_inline void repace(struct bpf_sock_ops *ctx, struct claw_row *ro
 	count(CLAW_REPACED);
 }
 
-/* A quarter of the way to each new deviation, as the kernel's own estimate goes */
+/*
+ * A quarter of the way to each new deviation, as the kernel's own estimate goes. That a measurement strays so far from the
+ * mean moves the kernel's smoothed value, which is eight times the mean, by just as much.
+ */
 static __always_inline void learn_jitter(struct bpf_sock_ops *ctx, struct claw_row *row)
 {
-	u32 srtt_us = row->srtt_us;
-	u32 measured_us = ctx->args[0];
-	u32 error_us;
+	u32 before = row->smoothed;
+	u32 now = ctx->srtt_us;
+	u32 error_us = now > before ? now - before : before - now;
 
-	if (!srtt_us)
-		return;
-	/* Kernels before 6.9 tell no measurement; an eighth of its error is what the smoothed value, kept times 8, moved */
-	if (measured_us)
-		error_us = measured_us > srtt_us ? measured_us - srtt_us : srtt_us - measured_us;
-	else
-		error_us = ctx->srtt_us > srtt_us * 8 ? ctx->srtt_us - srtt_us * 8 : srtt_us * 8 - ctx->srtt_us;
-	row->jitter_us = (row->jitter_us * 3 + error_us) / 4;
+	if (before && error_us)
+		row->jitter_us = (row->jitter_us * 3 + error_us) / 4;
 }
 
 int claw_sockops(struct bpf_sock_ops *ctx)
@@ -208,7 +207,8 @@ int claw_sockops(struct bpf_sock_ops *ctx)
 			count(CLAW_FULL);
 		return 1;
 	}
-	if (ctx->op != BPF_SOCK_OPS_RTT_CB && ctx->op != BPF_SOCK_OPS_RETRANS_CB && ctx->op != BPF_SOCK_OPS_STATE_CB)
+	if (ctx->op != BPF_SOCK_OPS_RTT_CB && ctx->op != BPF_SOCK_OPS_RETRANS_CB &&
+	    ctx->op != BPF_SOCK_OPS_STATE_CB && ctx->op != BPF_SOCK_OPS_HDR_OPT_LEN_CB)
 		return 1;
 	row = find_row(cookie, &slot);
 	if (!row) {
@@ -220,9 +220,13 @@ int claw_sockops(struct bpf_sock_ops *ctx)
 		drop_row(row, slot);
 		return 1;
 	}
-	if (ctx->op == BPF_SOCK_OPS_RTT_CB)
-		learn_jitter(ctx, row);
+	/* Asked of each segment that is sent: the one callback that comes more often than once a round trip */
+	if (ctx->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB && row->smoothed == ctx->srtt_us)
+		return 1;
+	learn_jitter(ctx, row);
 	observe(ctx, row);
+	if (ctx->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB)
+		return 1; /* in the middle of sending, which is no time to change how */
 	repace(ctx, row, slot);
 	return 1;
 }

@@ -35,6 +35,8 @@ struct claw_row {
 	u32 priority;
 	u32 dscp;
 	u32 refused; /* options that the kernel would not take: bits by CLAW_OPTION_… */
+	u32 smoothed; /* srtt_us as the kernel has it: eight times that */
+	u32 reserved;
 };
 
 /* What clawd wants for the socket of the same slot in the rows: counts when the cookie is the row's */

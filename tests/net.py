@@ -34,7 +34,9 @@ def reason() -> str:
 
 
 class Net:
-    """`loss` is a share of the packets of each direction, `delay_s` of one way, `rate` bytes a second of each way."""
+    """`loss` is a share of the packets of each direction, `delay_s` of one way and `jitter_s` how much it strays from
+    that at most, `rate` bytes a second of each way.
+    """
 
     def __init__(self, seed: int, **quality: float) -> None:
         command = [sys.executable, str(Path(__file__).with_name("tunnel.py")), str(seed)]
@@ -55,7 +57,7 @@ class Net:
         self._process.communicate()
 
     def be(self, **quality: Any) -> dict[str, int]:
-        """Change: loss, delay_s, rate, up. Returns what it counted so far."""
+        """Change: loss, delay_s, jitter_s, rate, up. Returns what it counted so far."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps(quality) + "\n")

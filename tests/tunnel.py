@@ -69,7 +69,7 @@ class Way:
 def carry(devices: tuple[int, int], dice: random.Random) -> None:
     """Until standard input ends."""
     ways = {devices[0]: Way(devices[1]), devices[1]: Way(devices[0])}
-    loss, delay_s, rate, up, count = 0.0, 0.0, 0.0, True, 0
+    loss, delay_s, jitter_s, rate, up, count = 0.0, 0.0, 0.0, 0.0, True, 0
     carried = lost = 0
     while True:
         due = min((way.queue[0][0] for way in ways.values() if way.queue), default=None)
@@ -84,6 +84,7 @@ def carry(devices: tuple[int, int], dice: random.Random) -> None:
             for text in line.splitlines():
                 said = json.loads(text)
                 loss, delay_s = said.get("loss", loss), said.get("delay_s", delay_s)
+                jitter_s = said.get("jitter_s", jitter_s)
                 rate, up = said.get("rate", rate), said.get("up", up)
                 print(json.dumps({"carried": carried, "lost": lost}), flush=True)
         for device, way in ways.items():
@@ -99,7 +100,8 @@ def carry(devices: tuple[int, int], dice: random.Random) -> None:
                     start = max(now, way.free_at)
                     way.free_at = start + (len(packet) / rate if rate else 0.0)
                     count += 1
-                    heapq.heappush(way.queue, (way.free_at + delay_s, count, packet))
+                    due_at = way.free_at + delay_s + dice.uniform(-jitter_s, jitter_s)
+                    heapq.heappush(way.queue, (due_at, count, packet))
                     way.queued += len(packet)
             while way.queue and way.queue[0][0] <= now:
                 packet = heapq.heappop(way.queue)[2]
