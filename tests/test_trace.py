@@ -134,7 +134,7 @@ def test_a_signal_ends_it_with_what_was_seen(daemon: Daemon, tmp_path: Path) -> 
     assert (run.returncode, told) == (0, "")
     last = json.loads(rest.splitlines()[-1])
     assert last["cost"]["elapsed_ns"] > first["cost"]["elapsed_ns"]
-    assert json.loads(file.read_text())[0]["name"] == "process_name"
+    check_events(json.loads(file.read_text()))
 
 
 def test_a_stream_as_a_waterfall(daemon: Daemon, tmp_path: Path) -> None:
@@ -161,7 +161,9 @@ def test_a_stream_as_a_waterfall(daemon: Daemon, tmp_path: Path) -> None:
     for before, now in pairwise(values):
         assert now["gap_ns"] == now["written_ns"] - before["written_ns"] >= 0
     assert all(0 < value["way_ns"] < 20 * 10**9 for value in values)
-    bars = [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
+    events = json.loads(file.read_text())
+    check_events(events)
+    bars = [event for event in events if event["ph"] == "X"]
     assert [event["name"] for event in bars] == [f"token {number}" for number in range(1, 8)]
     assert bars[0]["dur"] == values[0]["way_ns"] / 1000
     assert all("critical" in trace_stream.show({**value, "class": "critical"}) for value in values)
@@ -221,12 +223,54 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
     assert run.stderr.count("\n") == 1
 
 
+def check_events(events: list[dict[str, Any]]) -> None:
+    """What viewers ask of the form: each track has its name before its first bar, and bars that do not overlap."""
+    assert events[0] == {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "clawd"}}
+    names: dict[int, str] = {}
+    ends: dict[int, float] = {}
+    times: dict[str, float] = {}
+    for event in events:
+        assert (event["pid"], type(event["name"])) == (1, str)
+        assert event["name"]
+        if event["ph"] == "M":
+            [(key, value)] = event["args"].items()
+            assert key == ("sort_index" if event["name"] == "thread_sort_index" else "name")
+            if event["name"] == "thread_name":
+                assert event["tid"] not in {event["pid"], *names}
+                names[event["tid"]] = value
+        elif event["ph"] == "C":
+            assert event["args"]
+            assert all(type(value) in (int, float) and value >= 0 for value in event["args"].values())
+            assert event["ts"] > times.get(event["name"], 0)
+            times[event["name"]] = event["ts"]
+        else:
+            assert (event["ph"], set(event)) == ("X", {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"})
+            assert event["tid"] in names
+            assert event["dur"] >= 0
+            assert event["ts"] >= ends.get(event["tid"], 0)
+            ends[event["tid"]] = event["ts"] + event["dur"]
+
+
+def test_tokens_that_are_under_way_at_once_are_bars_of_different_tracks(tmp_path: Path) -> None:
+    with TraceFile(tmp_path / "trace.json") as file:
+        for seq, (written_us, way_us) in enumerate([(10, 30), (20, 20), (30, None), (40, 5), (50, 0), (51, 1)]):
+            way_ns = None if way_us is None else way_us * 1000
+            file.token("é", {"seq": seq, "class": "normal", "written_ns": written_us * 1000, "way_ns": way_ns})
+    events = json.loads((tmp_path / "trace.json").read_text())
+    check_events(events)
+    assert [event["tid"] for event in events if event["ph"] == "X"] == [2, 3, 4, 4, 2, 2]
+    named = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert named == ["é"] * 3
+
+
 def test_a_file_that_was_cut_off_still_opens(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     file = TraceFile(path)
     file.stages({"stages": [{"name": "sent", "class": "all", "count": 3, "p50_us": 1.5, "p99_us": 9.0}]})
     events = json.loads(path.read_text() + "]")
-    assert (events[1]["name"], events[1]["ph"], events[1]["args"]) == ("sent all us", "C", {"p50": 1.5, "p99": 9.0})
+    assert (events[1]["name"], events[1]["ph"]) == ("sent", "C")
+    assert events[1]["args"] == {"p50 (µs)": 1.5, "p99 (µs)": 9.0}
+    check_events(events)
     with file:
         pass
     assert json.loads(path.read_text()) == events

@@ -171,5 +171,5 @@ def _stream(options: argparse.Namespace, file: TraceFile | None) -> int:
     for value in trace_stream.watch(options.runtime_dir, options.stream, _until(options)):
         _print(options, value, trace_stream.show)
         if file and "seq" in value:
-            file.token(value)
+            file.token(options.stream, value)
     return 0

@@ -11,6 +11,12 @@ from typing import IO, Any
 
 from clawd.errors import HostError
 
+_PID = 1
+_FIRST_TID = 2
+"""Of the tracks of tokens; viewers take the process's own number for its main thread."""
+_SLACK_NS = 2
+"""Viewers make whole nanoseconds of our microseconds, of a bar's start and of its length: each may be one off."""
+
 
 class TraceFile:
     """Written as it grows: one that was cut off opens too, for the closing bracket is optional in this form."""
@@ -20,7 +26,9 @@ class TraceFile:
             self._file: IO[str] = path.open("w", encoding="utf-8")
         except OSError as error:
             raise HostError(f'cannot write "{path}": {error.strerror}') from error
-        self._file.write('[{"name":"process_name","ph":"M","pid":1,"args":{"name":"clawd"}}')
+        self._free_ns: list[int] = []
+        """Of each track of tokens, from when on there is room."""
+        self._file.write("[" + _text(_named("process_name", "clawd")))
 
     def __enter__(self) -> TraceFile:
         return self
@@ -31,20 +39,53 @@ class TraceFile:
         self._file.write("]\n")
         self._file.close()
 
-    def _put(self, **event: Any) -> None:
-        self._file.write(",\n" + json.dumps({"pid": 1, **event}, separators=(",", ":")))
+    def _put(self, event: dict[str, Any]) -> None:
+        self._file.write(",\n" + _text(event))
         self._file.flush()
 
     def stages(self, value: dict[str, Any]) -> None:
-        """What --json prints, as counters over time."""
+        """What --json prints, as counters over time: viewers draw each of a counter's figures as a track of its own."""
         now_us = time.monotonic_ns() / 1000
         for row in value["stages"]:
             if row["count"]:
-                figures = {name: row[f"{name}_us"] for name in ("p50", "p99")}
-                self._put(name=f"{row['name']} {row['class']} us", ph="C", ts=now_us, args=figures)
+                figures = {f"{name} (µs)": row[f"{name}_us"] for name in ("p50", "p99")}
+                name = row["name"] if row["class"] == "all" else f"{row['name']} {row['class']}"
+                self._put({"name": name, "ph": "C", "pid": _PID, "ts": now_us, "args": figures})
 
-    def token(self, value: dict[str, Any]) -> None:
+    def token(self, stream: str, value: dict[str, Any]) -> None:
         """From its write to its reading, as a bar; of no length when it was written before it was looked for."""
-        args = {"class": value["class"]}
-        times = {"ts": value["written_ns"] / 1000, "dur": max(0, value["way_ns"] or 0) / 1000}
-        self._put(name=f"token {value['seq']}", ph="X", tid=1, args=args, **times)
+        start_ns, way_ns = value["written_ns"], max(0, value["way_ns"] or 0)
+        self._put(
+            {
+                "name": f"token {value['seq']}",
+                "cat": value["class"],
+                "ph": "X",
+                "pid": _PID,
+                "tid": self._track(stream, start_ns, way_ns),
+                "ts": start_ns / 1000,
+                "dur": way_ns / 1000,
+                "args": {"class": value["class"]},
+            }
+        )
+
+    def _track(self, stream: str, start_ns: int, way_ns: int) -> int:
+        """The first that is free: bars of one track must not overlap, and tokens that are under way at once do."""
+        free_ns = start_ns + way_ns + _SLACK_NS if way_ns else start_ns
+        for index, since_ns in enumerate(self._free_ns):
+            if since_ns <= start_ns:
+                self._free_ns[index] = free_ns
+                return _FIRST_TID + index
+        self._free_ns.append(free_ns)
+        tid = _FIRST_TID + len(self._free_ns) - 1
+        self._put(_named("thread_name", stream, tid))  # viewers write the number beside it
+        self._put(_named("thread_sort_index", tid, tid))
+        return tid
+
+
+def _named(what: str, value: str | int, tid: int = 0) -> dict[str, Any]:
+    key = "sort_index" if isinstance(value, int) else "name"
+    return {"name": what, "ph": "M", "pid": _PID, "tid": tid, "args": {key: value}}
+
+
+def _text(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
