@@ -8,6 +8,7 @@ from mutant import Mutant
 _LANES = "test_lanes.py::"
 _FARLINK = "test_farlink.py::"
 _ACCESS = "test_access.py::"
+_WAYS = "test_ways.py::"
 
 FAR = (
     Mutant(
@@ -105,5 +106,27 @@ FAR = (
         "	if (attachment->admitted || !core->streams.table[attachment->stream].restricted)\n",
         "",
         "test_readers.py::test_the_core_takes_no_cancel_before_there_is_a_verdict",
+    ),
+    Mutant(
+        "a release goes by what the sweep saw",
+        "csrc/pacing.c",
+        "		claw_way_refresh(core, outbox->attachments[at].connection, now_ns);\n",
+        "		(void)now_ns;\n",
+        _WAYS + "test_a_row_that_changed_counts_at_the_very_next_release",
+        often=True,
+    ),
+    Mutant(
+        "one lost of five is a fifth",
+        "csrc/ways.c",
+        "	if (sent >= CLAW_WAY_SEGMENTS)\n",
+        "	if (sent)\n",
+        _WAYS + "test_one_lost_of_five_counts_at_once_and_is_not_a_fifth",
+    ),
+    Mutant(
+        "an array that is too short is mapped",
+        "csrc/ways.c",
+        "	if (S_ISREG(stat.st_mode) && (uint64_t)stat.st_size < bytes)\n		return -EINVAL;\n",
+        "	(void)stat;\n",
+        _WAYS + "test_what_is_no_array_is_refused",
     ),
 )
