@@ -210,6 +210,8 @@ int claw_sockops(struct bpf_sock_ops *ctx)
 	if (ctx->op != BPF_SOCK_OPS_RTT_CB && ctx->op != BPF_SOCK_OPS_RETRANS_CB &&
 	    ctx->op != BPF_SOCK_OPS_STATE_CB && ctx->op != BPF_SOCK_OPS_HDR_OPT_LEN_CB)
 		return 1;
+	if (ctx->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB && ctx->args[0] == BPF_WRITE_HDR_TCP_CURRENT_MSS)
+		return 1; /* nothing is sent: the kernel only asks how much would fit */
 	row = find_row(cookie, &slot);
 	if (!row) {
 		if (ctx->op == BPF_SOCK_OPS_RTT_CB)
