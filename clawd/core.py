@@ -140,6 +140,7 @@ class Core:
         self._core = lib.claw_core_create(ffi.new("struct claw_limits *", vars(limits)), page_fd, error)
         if not self._core:
             check(error[0], "make the core")
+        self._clients = [0, 0]
         self._tags = ffi.new("uint32_t[]", TAGS_MAX)
         self._frames = lib.claw_frames(self._core)
         self._events = lib.claw_events(self._core)
@@ -168,8 +169,10 @@ class Core:
     def label_connection(self, connection: int, peer: Label) -> None:
         check(lib.claw_connection_label(self._core, connection, peer.row()), "name a client")
 
-    def count_clients(self, count: int) -> None:
-        lib.claw_core_clients(self._core, count)
+    def count_clients(self, count: int, *, far: bool = False) -> None:
+        """How many there are: of this host, or `far`, of others."""
+        self._clients[far] = count
+        lib.claw_core_clients(self._core, sum(self._clients))
 
     def map_spool(self, fd: int, size: int) -> None:
         check(lib.claw_core_map_spool(self._core, fd, size), "map the spool")

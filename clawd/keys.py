@@ -17,6 +17,8 @@ SERVER_FILE = "relay.key"
 ALLOW_DIR = "allow"
 ROLES = ("consumer", "observer")
 """What a key may be for."""
+UID_BASE = 0x8000_0000
+"""A key counts as a user of its own, with a number beyond those of this host's users."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _FILE_MAX = 4096

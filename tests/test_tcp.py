@@ -21,6 +21,7 @@ from tests import load, net
 from tests.daemon import PATIENCE_S, until
 from tests.history import History, Put
 from tests.net import NEAR, PORT, NearDaemon, Net
+from tests.test_ctl import clawctl, told
 
 pytestmark = pytest.mark.skipif(bool(net.reason()), reason=net.reason() or "can")
 
@@ -80,6 +81,23 @@ def test_streams_by_tcp_are_what_was_written(way: Net, tmp_path: Path, history: 
         assert copied > 0, "first and urgent tokens go twice"
         until(lambda: consumer._link.duplicates == copied, "all copies to come")
     history.check()
+
+
+def test_clawctl_tells_of_a_client_what_is_known_of_it(way: Net, tmp_path: Path) -> None:
+    way.be(delay_s=0.02)
+    with site(way, tmp_path) as here, Producer("p", here.daemon.runtime_dir) as producer:
+        with here.consumer() as consumer:
+            reading, stream = consumer.attach("s"), producer.open("s")
+            stream.write("hello")
+            assert reading.read(PATIENCE_S)
+            assert told(here.daemon.runtime_dir, "status")["clients"] == 1
+            [row] = told(here.daemon.runtime_dir, "consumers")["consumers"]
+            assert row["name"].startswith("gw/")
+            until(lambda: told(here.daemon.runtime_dir, "consumers")["consumers"][0]["rtt_us"], "its round trip")
+            head, line = clawctl(here.daemon.runtime_dir, "consumers", columns=100).stdout.splitlines()
+            assert head.split()[-6:] == ["RTT", "JITTER", "LOSS", "SINCE", "PID", "UID"]
+            assert line.split()[-2:] == ["-", "-"], "there is no process of this host, and no user"
+        until(lambda: told(here.daemon.runtime_dir, "status")["clients"] == 0, "it to be gone")
 
 
 def test_options_of_listeners_reach_the_sockets_that_carry_tokens(way: Net, tmp_path: Path) -> None:

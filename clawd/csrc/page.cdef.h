@@ -36,7 +36,7 @@ struct claw_page_header {
 	uint64_t started_ns;
 	uint64_t spool_bytes; /* as configured */
 	uint32_t pid;
-	uint32_t clients; /* that said hello on the control socket */
+	uint32_t clients; /* that said hello on the control socket, or joined by tcp */
 	char version[CLAW_PAGE_VERSION]; /* of clawd, NUL-terminated, as is */
 	char runtime_dir[CLAW_PAGE_PATH]; /* where it serves; empty when that is too long */
 	struct claw_page_table totals, hists, streams, rings, connections, marks;

@@ -9,6 +9,7 @@ from typing import Any
 from clawd import stats
 from clawd.ctl import render
 from clawd.ctl.client import figures, wrap
+from clawd.keys import UID_BASE
 
 HELP = "list the clients, what they read and how far they lag"
 EXAMPLE = "clawctl consumers --json | jq '.consumers[] | select(.blocked)'"
@@ -24,19 +25,23 @@ def show(value: dict[str, Any]) -> str:
     rows = [
         (
             row["name"],
-            row["pid"],
-            row["uid"],
             row["role"],
-            *(_way(row) if is_far else ()),
             row["attachments"],
             render.size(row["sent_bytes"]),
             render.size(row["unacked_bytes"]),
+            *(_way(row) if is_far else ()),
             render.duration(row["attached_ns"]),
+            *_who(row),
         )
         for row in value["consumers"]
     ]
     way = ("rtt", "jitter", "loss") if is_far else ()
-    return render.table(("name", "pid", "uid", "role", *way, "readings", "sent", "unacked", "since"), rows)
+    return render.table(("name", "role", "readings", "sent", "unacked", *way, "since", "pid", "uid"), rows)
+
+
+def _who(row: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Process and user. Of a client on another host its name tells the key, and no more is known."""
+    return (None, None) if row["uid"] >= UID_BASE else (row["pid"] or None, row["uid"])
 
 
 def _way(row: dict[str, Any]) -> tuple[str, ...]:

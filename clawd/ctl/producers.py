@@ -23,7 +23,7 @@ def show(value: dict[str, Any]) -> str:
     rows = [
         (
             row["name"],
-            row["pid"],
+            row["pid"] or None,
             row["uid"],
             row["state"],
             row["streams"],

@@ -173,7 +173,7 @@ def _producers(value: dict[str, Any]) -> list[str]:
             f"{100 * row['used_bytes'] // max(1, row['ring_bytes'])}%",
             row["streams"],
             row["state"],
-            row["pid"],
+            row["pid"] or None,
         )
         for row in value["producers"]
     ]
@@ -188,7 +188,7 @@ def _consumers(value: dict[str, Any]) -> list[str]:
             "blocked" if row["blocked"] else "",
             row["attachments"],
             row["role"],
-            row["pid"],
+            row["pid"] or None,
         )
         for row in value["consumers"]
     ]

@@ -18,7 +18,7 @@ from clawd import log, protocol
 from clawd.config import RELAY_SLACK, Config
 from clawd.core import Core, Label, lib
 from clawd.errors import HostError
-from clawd.keys import SERVER_FILE, Allowed, AllowList, Pair, read_pair
+from clawd.keys import SERVER_FILE, UID_BASE, Allowed, AllowList, Pair, read_pair
 from clawd.server.lanes import STRANGER_NS, Connection, Lane, Route
 from clawd.server.network import TcpWay
 from clawd.server.relay import ROLES
@@ -29,8 +29,6 @@ from clawd.server.zap import DOMAIN, Zap
 
 SWEEP_NS = 1_000_000_000
 """How often keys, silence and the ways to clients are looked at."""
-UID_BASE = 0x8000_0000
-"""A key counts as a user of its own, with a number beyond those of this host's users."""
 NO_KEY = Allowed("", "", "consumer")
 """Who comes from this host where no keys are asked for."""
 
@@ -74,6 +72,8 @@ class Far:
         self._listeners: list[socket.socket] = []
         self._by_fd: dict[tuple[Lane, int], Route] = {}
         self._sessions: dict[str, Session] = {}
+        self._joined = 0
+        """Sessions that have a connection."""
         self._sweep_ns = 0
         self._unseen: set[object] = set()
         self._pair, self._allow = _keys(config.keys_dir)
@@ -232,6 +232,7 @@ class Far:
             bulk.session = express.session = ""
             return
         session.connection = connection
+        self._count(1)
         connection.key_name = session.key_name
         self._relay.name(connection, name, session.label)
         peer = self._doors[bulk.lane].peer(bulk.fd)
@@ -242,6 +243,10 @@ class Far:
             self._core.open_way(connection.number, cookies[0])
             self._core.look_way(connection.number)  # so that its pacers read its row from the first token on
         log.event("client connected", client=session.label.label, address=peer, connection=connection.number)
+
+    def _count(self, more: int) -> None:
+        self._joined += more
+        self._core.count_clients(self._joined, far=True)
 
     def forget(self, route: Route) -> None:
         """This route is gone."""
@@ -258,6 +263,7 @@ class Far:
         """A client lost its connection: the routes that are left may join again."""
         session = self._sessions.pop(connection.session, None)
         if session:
+            self._count(-1)
             log.event("client gone", client=session.label.label, connection=connection.number)
         for route in connection.routes():
             route.session = ""
