@@ -130,12 +130,12 @@ class Model:
 
     def smooth_gap(self) -> int:
         pace = self.pace_ns if self.gaps else 20 * MS
-        stray = min(self.stray_ns * 7 // 8 if self.gaps > 2 else 0, self.pace.max_delay_ns // 4)
+        stray = min(self.stray_ns if self.gaps > 2 else 0, self.pace.max_delay_ns // 4)
         gap = pace
         least = min(self.least)
         if least != NEVER:
             if least > stray:
-                gap -= min((least - stray) // 8, pace // 8)
+                gap -= min((least - stray) // 12, pace // 8)
             else:
                 gap += min((stray - least) // 16, pace // 16)
         tokens = 0

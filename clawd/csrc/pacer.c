@@ -143,7 +143,7 @@ uint32_t claw_pacer_arrive(struct claw_pacer *pacer, uint64_t now_ns, uint32_t c
 static uint64_t smooth_due(const struct claw_pacer *pacer, const struct claw_pace *pace, uint64_t arrived_ns)
 {
 	int64_t pace_ns = pacer->learnt ? pacer->pace_ns : PRIOR_GAP_NS;
-	int64_t stray_ns = pacer->learnt > 2 ? pacer->stray_ns * 7 / 8 : 0;
+	int64_t stray_ns = pacer->learnt > 2 ? pacer->stray_ns : 0;
 	if (stray_ns > (int64_t)(pace->max_delay_ns / 4))
 		stray_ns = (int64_t)(pace->max_delay_ns / 4);
 	int64_t gap_ns = pace_ns;
@@ -151,7 +151,7 @@ static uint64_t smooth_due(const struct claw_pacer *pacer, const struct claw_pac
 	if (least_ns != never) {
 		int64_t spare_ns = (int64_t)least_ns - stray_ns;
 		int64_t most_ns = spare_ns > 0 ? pace_ns / 8 : pace_ns / 16;
-		int64_t part_ns = spare_ns > 0 ? spare_ns / 8 : -spare_ns / 16;
+		int64_t part_ns = spare_ns > 0 ? spare_ns / 12 : -spare_ns / 16;
 		part_ns = part_ns < most_ns ? part_ns : most_ns;
 		gap_ns += spare_ns > 0 ? -part_ns : part_ns;
 	}
