@@ -87,9 +87,9 @@ def test_the_way_to_a_client_is_shown_where_it_is_known(tmp_path: Path) -> None:
         assert (row["rtt_us"], row["jitter_us"], row["loss_ppm"]) == (41_000, 3_000, 15_000)
         assert 0 <= row["way_age_ns"] < 20 * 10**9
         lines = {line.split()[0]: line.split() for line in consumers.show(value).splitlines()}
-        assert lines["NAME"][4:7] == ["RTT", "JITTER", "LOSS"]
-        assert lines["far"][4:7] == ["41ms", "3ms", "1.5%"]
-        assert lines["near"][4:7] == ["-", "-", "-"]
+        assert lines["NAME"][5:8] == ["RTT", "JITTER", "LOSS"]
+        assert lines["far"][5:8] == ["41ms", "3ms", "1.5%"]
+        assert lines["near"][5:8] == ["-", "-", "-"]
 
 
 def test_it_shows_what_a_turn_did(tmp_path: Path) -> None:
