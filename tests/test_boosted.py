@@ -100,11 +100,11 @@ def test_a_helper_that_is_killed_in_mid_boost_and_comes_again(place: Place, star
 def test_without_a_helper_nothing_is_lost_and_it_says_why(place: Place, start: Callable[..., Daemon]) -> None:
     daemon = start("--boost", "on")
     with Producer("engine", daemon.runtime_dir) as producer, Consumer(runtime_dir=daemon.runtime_dir) as consumer:
-        stream = producer.open("s")
+        stream, reading = producer.open("s"), consumer.attach("s")
+        # Before the first token is written: one that is sent in the turn of its open was not waited for
+        until(lambda: status(daemon, "status")["urgency"]["reason"] == "clawd-kernel is not running", "the reason")
         stream.write("Hello")
-        assert consumer.attach("s").read(PATIENCE_S).text == "Hello"
-    value = status(daemon, "status")
-    assert value["urgency"]["reason"] == "clawd-kernel is not running"
+        assert reading.read(PATIENCE_S).text == "Hello"
     assert place.weights() == REST
     run = subprocess.run(
         [sys.executable, "-m", "clawd.ctl.main", "status", "--runtime-dir", str(daemon.runtime_dir)],
