@@ -19,6 +19,7 @@ from clawd.ctl.client import Client
 from clawd.errors import AttachError, AttachRefused, ClawdError, ControlError, ProducerError
 from clawd.page import Page
 from clawd.producer import Producer
+from tests import become
 from tests.daemon import PATIENCE_S, Daemon
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
@@ -158,8 +159,10 @@ def test_everybody_may_do_what_is_theirs_and_no_more(open_path: Path, name: str)
     runtime_dir = open_path / "run"
     runtime_dir.mkdir(mode=0o750)
     os.chown(runtime_dir, SERVER.uid, SERVER.gid)
-    prefix = ("setpriv", f"--reuid={SERVER.uid}", f"--regid={SERVER.gid}", "--clear-groups", "env", "HOME=/nonexistent")
-    with Daemon(runtime_dir, "--spool-bytes", "4M", prefix=prefix) as daemon:
+    daemon = Daemon(runtime_dir, "--spool-bytes", "4M")
+    words = daemon.command[daemon.command.index("clawd") + 1 :]
+    daemon.command = become.command(SERVER.uid, SERVER.gid, "clawd.__main__", *words)
+    with daemon:
         with Producer("engine", runtime_dir) as producer:
             for stream in [producer.open(stream) for stream in ("live", "mine", "named")]:
                 stream.write("x")

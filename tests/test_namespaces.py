@@ -23,6 +23,7 @@ import clawd
 from clawd import protocol
 from clawd.consumer import Consumer
 from clawd.producer import Producer
+from tests import become
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.history import History
 from tests.packages import ROOT
@@ -154,8 +155,8 @@ Caged = Callable[..., Cage]
 @pytest.fixture
 def caged(user: tuple[str, ...], place: Path, daemon: Daemon) -> Caged:
     """Starts caged.py in a cage."""
-    if user and any(not os.stat(path).st_mode & 0o001 for path in (ROOT, *ROOT.parents)):
-        pytest.skip(f"{ROOT} is closed to other users")
+    if user and become.is_closed():
+        pytest.skip(become.CLOSED)
 
     def start(what: str, stream: str) -> Cage:
         script = str(ROOT / "tests" / "rogue" / "caged.py")

@@ -56,7 +56,8 @@ def run(program: str, *arguments: object) -> str:
     """What `program` printed, run by a fresh interpreter that finds this clawd; anything on stderr fails."""
     environment = {**os.environ, "PYTHONPATH": str(Path(clawd.__file__).parent.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
+        # from Python 3.12 on a fork beside a thread warns; these children do what clawd promises of a fork
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", program, *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
