@@ -23,6 +23,13 @@ def send(*quality: str) -> None:
     subprocess.run(["tc", "qdisc", "replace", "dev", "claw-near", "root", "netem", *quality], check=True)
 
 
+def lost() -> int:
+    """Packets that the way to the client has lost so far."""
+    command = ["tc", "-s", "-j", "qdisc", "show", "dev", "claw-near", "root"]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return int(told[0]["drops"])
+
+
 def settled(known: Known) -> bool:
     return 900_000 <= known.rtt_us < 1_500_000 and known.jitter_us < 60_000
 
@@ -32,9 +39,10 @@ def main() -> None:
     with Watch(Path("/run/clawd"), PATIENCE_S) as watch:
         send("delay", "1s")
         watch.until(settled, "the way as it is")
-        since_ns = time.monotonic_ns()
+        since_ns, before = time.monotonic_ns(), lost()
         send("delay", "1s", "loss", "100%")
-        time.sleep(0.1)  # two tokens
+        while lost() < before + 2:  # each look takes its time: a process is started
+            pass
         send("delay", "1s")
         rtts["loss"] = watch.rise("loss_ppm", 3000, "the loss").rtts(since_ns)
         watch.until(settled, "the way as it was")
