@@ -20,10 +20,12 @@ import pytest
 
 import counts
 from clawd.consumer import Consumer
+from clawd.kernel.tracer import FIRST_PID_NAMESPACE
 from clawd.producer import Producer
 from fake_clawd import SMALL_RING, FakeClawd, Ring
 from fake_relay import FakeRelay
 from tests import packages
+from tests.cgroups import Cgroup, cgroup, why_no_bpf
 from tests.daemon import Daemon
 from tests.gateway import Gateway
 from tests.history import History
@@ -136,6 +138,27 @@ def relay(tmp_path: Path) -> Iterator[FakeRelay]:
 def consumer(relay: FakeRelay) -> Iterator[Consumer]:
     with Consumer(relay.directory) as connected:
         yield connected
+
+
+@pytest.fixture
+def bpf() -> None:
+    """BPF can be loaded here."""
+    if why_no_bpf():
+        pytest.skip(why_no_bpf())
+
+
+@pytest.fixture
+def tracer(bpf: None) -> None:
+    """The tracer's programs see what they follow."""
+    if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
+        pytest.skip("processes are followed from the host's PID namespace alone")
+
+
+@pytest.fixture
+def group(bpf: None) -> Iterator[Cgroup]:
+    """A control group of the test's own, to attach to."""
+    with cgroup() as made:
+        yield made
 
 
 @pytest.fixture

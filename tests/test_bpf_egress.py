@@ -17,26 +17,14 @@ from typing import Any
 import pytest
 
 from clawd.ctl import helper as ctl_helper
-from tests.cgroups import Cgroup, cgroup, why_no_bpf
+from tests.cgroups import Cgroup
 from tests.test_bpf_helper import Helper, shape
 from tests.veth import FAR, NEAR, Side, link
 
-pytestmark = [pytest.mark.root, pytest.mark.plain]
+pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("bpf")]
 EF = 46
 NEVER = "1,6 0 0 0,"
 """A program of the classic kind, which matches nothing."""
-
-
-@pytest.fixture(autouse=True)
-def _can_load() -> None:
-    if why_no_bpf():
-        pytest.skip(why_no_bpf())
-
-
-@pytest.fixture
-def group() -> Iterator[Cgroup]:
-    with cgroup() as made:
-        yield made
 
 
 @pytest.fixture

@@ -22,23 +22,11 @@ import pytest
 from clawd import protocol
 from clawd.ctl import helper as ctl_helper
 from clawd.kernel import bpf, bpfcall
-from tests.cgroups import Cgroup, cgroup, why_no_bpf
+from tests.cgroups import Cgroup
 from tests.test_bpf_shaper import attached, carry, connected, cookie, pacing, until
 
-pytestmark = [pytest.mark.root, pytest.mark.plain]
+pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("bpf")]
 NOBODY = 65534
-
-
-@pytest.fixture(autouse=True)
-def _can_load() -> None:
-    if why_no_bpf():
-        pytest.skip(why_no_bpf())
-
-
-@pytest.fixture
-def group() -> Iterator[Cgroup]:
-    with cgroup() as made:
-        yield made
 
 
 class Helper:

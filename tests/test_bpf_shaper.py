@@ -22,9 +22,9 @@ import pytest
 from clawd.errors import HostError
 from clawd.kernel import bpf, bpfcall
 from clawd.kernel.shaper import Policy, Shaper
-from tests.cgroups import Cgroup, cgroup, why_no_bpf
+from tests.cgroups import Cgroup, cgroup
 
-pytestmark = [pytest.mark.root, pytest.mark.plain]
+pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("bpf")]
 
 PACING = (socket.SOL_SOCKET, 47)
 PRIORITY = (socket.SOL_SOCKET, socket.SO_PRIORITY)
@@ -33,18 +33,6 @@ THIN = (socket.IPPROTO_TCP, 16)
 CONGESTION = (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
 SOME = Policy(lane=2, pacing=20_000_000, lowat=16384, priority=5, thin=1, congestion=b"reno")
 UNPACED = 2**64 - 1
-
-
-@pytest.fixture(autouse=True)
-def _can_load() -> None:
-    if why_no_bpf():
-        pytest.skip(why_no_bpf())
-
-
-@pytest.fixture
-def group() -> Iterator[Cgroup]:
-    with cgroup() as made:
-        yield made
 
 
 @contextmanager

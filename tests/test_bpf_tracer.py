@@ -23,19 +23,13 @@ import pytest
 from clawd.errors import HostError
 from clawd.kernel import bpfcall, btf, stamps, tracer
 from clawd.kernel.tracer import Look, Tracer
-from tests.cgroups import alone, cgroup, why_no_bpf
+from tests.cgroups import alone, cgroup
 from tests.test_bpf_shaper import connected, until
 from tests.veth import Side, connection, link
 
-pytestmark = [pytest.mark.root, pytest.mark.plain]
+pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("tracer")]
 MS = 1_000_000
 WRITES = 23
-
-
-@pytest.fixture(autouse=True)
-def _can_load() -> None:
-    if why_no_bpf():
-        pytest.skip(why_no_bpf())
 
 
 @pytest.fixture(params=[True, False], ids=["stamps", "tracepoints"])
@@ -120,6 +114,15 @@ def test_writes_of_another_process_are_not_followed(is_stamped: bool) -> None:
             settle(late, other)
             settle(ours, peer)
             assert traced.look().counters["writes"] == 0
+
+
+def test_in_a_container_with_numbers_of_its_own_it_says_so() -> None:
+    program = "from clawd.kernel.tracer import Tracer\nTracer(1).__enter__()"
+    within = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program]
+    run = subprocess.run(within, capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1].endswith(
+        "of its own for its processes; run it in the host's PID namespace (--pid=host)"
+    )
 
 
 def test_a_write_that_the_socket_has_no_room_for_is_followed_by_what_it_took(is_stamped: bool) -> None:

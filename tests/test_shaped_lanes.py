@@ -17,31 +17,24 @@ from clawd import protocol
 from clawd.producer import Producer
 from clawd.server.shaping import PACING_LEAST, PRIORITY, Rows
 from tests import net
-from tests.cgroups import Cgroup, cgroup, why_no_bpf
+from tests.cgroups import Cgroup
 from tests.daemon import PATIENCE_S, until
 from tests.net import PORT, Net
 from tests.seen import Watch
 from tests.test_bpf_helper import Helper, ask, ask_rows
 from tests.test_tcp import Site, site
 
-pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.skipif(bool(net.reason()), reason=net.reason() or "can")]
-
-
-@pytest.fixture(autouse=True)
-def _can_load() -> None:
-    if why_no_bpf():
-        pytest.skip(why_no_bpf())
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.plain,
+    pytest.mark.skipif(bool(net.reason()), reason=net.reason() or "can"),
+    pytest.mark.usefixtures("bpf"),
+]
 
 
 @pytest.fixture
 def way(seed: int) -> Iterator[Net]:
     with Net(seed) as made:
-        yield made
-
-
-@pytest.fixture
-def group() -> Iterator[Cgroup]:
-    with cgroup() as made:
         yield made
 
 

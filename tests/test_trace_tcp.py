@@ -22,7 +22,7 @@ from clawd.ctl.trace_stages import Trace
 from clawd.kernel import bpfcall, tracer
 from clawd.producer import Producer
 from tests import net
-from tests.cgroups import alone, why_no_bpf
+from tests.cgroups import alone
 from tests.daemon import PATIENCE_S, until
 from tests.net import Net
 from tests.test_ctl import clawctl, command
@@ -33,9 +33,7 @@ TOKENS = 41
 
 
 @pytest.fixture(autouse=True)
-def _can_load() -> Iterator[None]:
-    if why_no_bpf():
-        pytest.skip(why_no_bpf())
+def _alone(tracer: None) -> Iterator[None]:
     with alone():
         yield
 

@@ -43,6 +43,11 @@ WRITES = (
 """The newest first; which there are depends on the kernel, not on its version."""
 DRIVEN = (("claw_driven", "RAW_TRACEPOINT", "net_dev_xmit"),)
 
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Its inode, the same on every host: PID_NS_INIT_INO of linux/nsfs.h. The numbers of processes that programs in the
+kernel see are those in it.
+"""
+
 
 @dataclass(frozen=True)
 class Look:
@@ -91,6 +96,11 @@ class Tracer:
 
     def __enter__(self) -> Tracer:
         began_ns = time.monotonic_ns()
+        if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
+            raise HostError(
+                "a container has numbers of its own for its processes",
+                "run it in the host's PID namespace (--pid=host)",
+            )
         with contextlib.ExitStack() as stack:
             parts = self.parts
             if "writes" in parts and self.is_stamped and self._stamp(stack):
