@@ -8,7 +8,7 @@ import pytest
 from clawd.core import lib
 from clawd.errors import CoreError
 from tests.pace_model import MS, SECOND
-from tests.rig import RingWriter
+from tests.rig import Rig, RingWriter
 from tests.test_pacing import paced, write
 
 LAG, CONGESTED, PRESSURE = lib.CLAW_HINT_LAG, lib.CLAW_HINT_CONGESTED, lib.CLAW_HINT_PRESSURE
@@ -77,6 +77,32 @@ def test_pressure_is_told_to_all() -> None:
         assert hint(ring) == hint(other) == NOTHING
         with pytest.raises(CoreError):
             clock.rig.core.pressure(4)
+
+
+def test_an_engine_that_comes_later_is_told_of_the_pressure_too() -> None:
+    with Rig() as rig:
+        rig.core.pressure(2)
+        rig.turn()
+        ring = rig.ring()
+        rig.core.wait(SECOND)
+        rig.turn()
+        assert hint(ring) == (0, 2, PRESSURE)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_an_earlier_clawd_told_is_taken_back(torn: bool) -> None:
+    with paced("off") as (clock, ring):
+        clock.rig.core.pressure(3)
+        clock.turn()
+        assert hint(ring) == (0, 3, PRESSURE)
+        if torn:  # killed in the middle of telling
+            ring.ctl.hint_seq |= 1
+        clock.rig.restart()
+        clock.turn()
+        assert hint(ring) == (0, 3, PRESSURE), "it wavers"
+        clock.now += 2 * SECOND
+        clock.turn()
+        assert hint(ring) == NOTHING
 
 
 def test_clients_are_told_what_to_leave_out() -> None:

@@ -108,6 +108,7 @@ int claw_ring_adopt(struct claw_core *core, int data_fd, int ctl_fd, uint64_t ri
 	uint32_t from, to = orphans_of(core, ring_id, &from);
 	ring->known_seq = find_known(core, ring, from, to);
 	take_streams(core, ring, from, to, now_ns);
+	claw_hints_begin(core, ring, now_ns);
 	core->pending = 1;
 	claw_show_ring(core, ring, 1);
 	/* Last: its producer looks for us when it sees another epoch */

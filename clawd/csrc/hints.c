@@ -44,6 +44,22 @@ static void tell(struct claw_ring *ring, uint32_t rate, uint32_t degrade, uint32
 	ring->hints.reason = reason;
 }
 
+void claw_hints_begin(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
+{
+	const struct claw_ctl *ctl = ring->drain.ctl;
+	struct claw_hints *hints = &ring->hints;
+	hints->rate = ctl->target_rate;
+	hints->degrade = ctl->degrade;
+	hints->reason = ctl->hint_reason;
+	hints->worse_ns = now_ns;
+	/* Killed while it told: until the number is even no engine believes a word of it */
+	if (ctl->hint_seq & 1)
+		tell(ring, hints->rate, hints->degrade, hints->reason);
+	/* A look that finds nothing to take back is the last: this ring was not there when the pressure rose */
+	if (!core->hints_due_ns && (core->pressure || hints->rate || hints->degrade))
+		core->hints_due_ns = now_ns;
+}
+
 /* Mark the rings whose tokens wait for a reader that does not take them */
 static void mark_congested(struct claw_core *core)
 {

@@ -17,6 +17,8 @@ struct claw_hints {
 
 #include "hints.cdef.h"
 
+/* A ring begins, or goes on after an earlier clawd: what that told is taken back unless it holds here as well. */
+void claw_hints_begin(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns);
 /* After the pacing: tell what changed, four times a second at most. */
 void claw_hints_turn(struct claw_core *core, uint64_t now_ns);
 

@@ -165,6 +165,7 @@ int claw_ring_add(struct claw_core *core, int data_fd, int ctl_fd, int event_fd,
 	ring->drain.next_seq = 1;
 	ring->ring_id = ring_id;
 	ring->state = CLAW_RING_LIVE;
+	claw_hints_begin(core, ring, 1); /* due at once */
 	claw_show_ring(core, ring, 1);
 	return (int)(ring - core->rings);
 }
