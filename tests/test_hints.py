@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from clawd.core import lib
+from clawd.core import Told, lib
 from clawd.errors import CoreError
 from tests.pace_model import MS, SECOND
 from tests.rig import Rig, RingWriter
-from tests.test_pacing import paced, write
+from tests.test_pacing import PACE, paced, write
 
 LAG, CONGESTED, PRESSURE = lib.CLAW_HINT_LAG, lib.CLAW_HINT_CONGESTED, lib.CLAW_HINT_PRESSURE
 NOTHING = (0, 0, 0)
@@ -45,6 +47,28 @@ def test_only_the_ring_that_lags_is_told() -> None:
         clock.run(3 * SECOND)
         assert hint(ring)[1] == 1
         assert hint(other) == NOTHING
+
+
+def test_the_rate_asked_for_is_one_that_the_way_lets_through() -> None:
+    with paced("steady") as (clock, ring):
+        clock.read("s")
+        clock.rig.core.open_way(clock.number, 0)
+        clock.rig.core.tell_way(clock.number, Told(1, 1000, 100_000, 0, 0))
+        ring.open(1, "s")
+        write(ring, 1, 150)
+        clock.run(4 * SECOND)
+        assert hint(ring) == (15_000, 1, LAG), "jitter of 100 ms leaves half of it"
+
+
+def test_smooth_asks_for_no_rate_however_long_it_may_hold() -> None:
+    with paced("smooth", replace(PACE, max_delay_ns=5 * SECOND)) as (clock, ring):
+        ring.open(1, "s")
+        for _ in range(3):
+            write(ring, 1, 80)
+            clock.run(2 * SECOND)
+        held_ns = clock.rig.core.quantiles(lib.CLAW_HIST_HELD, (0.9,))[1][0]
+        assert held_ns > SECOND
+        assert hint(ring) == NOTHING
 
 
 def test_a_reader_that_does_not_take_is_told_to_the_engine() -> None:

@@ -88,12 +88,13 @@ static int look(struct claw_core *core, struct claw_ring *ring, uint64_t now_ns)
 	}
 	if (hints->lag_ns >= second_ns) {
 		/* A rate that the pace can follow; and the further behind, the cheaper may the answers be */
-		rate = core->pacing.pace.refill_rate;
+		rate = hints->refill;
 		degrade = at_least(degrade, hints->lag_ns >= 20 * second_ns ? 3 : hints->lag_ns >= 5 * second_ns ? 2 : 1);
 		reason = CLAW_HINT_LAG;
 	}
 	hints->congested = 0;
 	hints->lag_ns = 0;
+	hints->refill = 0;
 	int is_worse = degrade > hints->degrade || (degrade == hints->degrade && (rate || !hints->rate));
 	if (is_worse)
 		hints->worse_ns = now_ns;

@@ -10,6 +10,7 @@ struct claw_ring;
 /* What a ring's producer was told, and what there is to tell it */
 struct claw_hints {
 	uint64_t lag_ns; /* the longest that a token of its streams was held since the last look */
+	uint32_t refill; /* what the slowest of those that lagged go at in the long run */
 	uint64_t worse_ns; /* when it was last as bad as told */
 	uint32_t congested; /* one of its readers is */
 	uint32_t rate, degrade, reason; /* as told */

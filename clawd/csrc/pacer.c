@@ -205,6 +205,7 @@ static void spend(struct claw_pacer *pacer, const struct claw_pace *pace, const 
 	uint64_t loss_ppm = at_most(network->loss_ppm, 1000000);
 	uint64_t share_ppm = (1000000 - loss_ppm) * 100000 / (100000ull + network->jitter_us) * pacer->share_ppm / 1000000;
 	uint64_t refill = scaled(pace->refill_rate, share_ppm);
+	pacer->refill = (uint32_t)refill;
 	uint64_t leak = at_least(scaled(pace->leak_rate, share_ppm), refill);
 	uint64_t burst = at_least(scaled(pace->burst_rate, share_ppm), leak);
 

@@ -71,6 +71,7 @@ struct claw_pacer {
 	uint64_t filled_ns; /* as of when */
 	uint64_t next_ns, burst_next_ns; /* earliest release by the leaky bucket, and in a burst */
 	uint64_t leak_at_ns; /* when the leaky bucket is empty */
+	uint32_t refill; /* the rate that the network leaves of refill_rate, as of the last token */
 	uint32_t share_ppm; /* of its rate that congestion left */
 	uint64_t shared_ns; /* when that changed */
 	struct claw_run runs[CLAW_PACER_RUNS];

@@ -112,10 +112,14 @@ static void release(struct claw_core *core, struct claw_stream *stream, struct c
 	stream->last_released_ns = now_ns;
 	if (held_ns > stream->row.lag_ns)
 		stream->row.lag_ns = held_ns;
-	if (stream->ring != CLAW_NONE && (held_ns >= LAG_NS || network->congested)) {
+	/* Smooth is behind because it was told to be, and never for good: a slower engine would gain nothing */
+	int lags = pacer->mode == CLAW_PACE_STEADY && held_ns >= LAG_NS;
+	if (stream->ring != CLAW_NONE && (lags || network->congested)) {
 		struct claw_hints *hints = &core->rings[stream->ring].hints;
-		if (held_ns > hints->lag_ns)
+		if (lags && held_ns > hints->lag_ns)
 			hints->lag_ns = held_ns;
+		if (lags && (!hints->refill || pacer->refill < hints->refill))
+			hints->refill = pacer->refill;
 		if (!core->hints_due_ns)
 			core->hints_due_ns = now_ns;
 	}
