@@ -10,7 +10,7 @@ import pytest
 from clawd.core import Told, lib
 from clawd.errors import CoreError
 from tests.pace_model import MS, SECOND
-from tests.rig import Rig, RingWriter
+from tests.rig import CREDIT, Rig, RingWriter
 from tests.test_pacing import PACE, paced, write
 
 LAG, CONGESTED, PRESSURE = lib.CLAW_HINT_LAG, lib.CLAW_HINT_CONGESTED, lib.CLAW_HINT_PRESSURE
@@ -86,6 +86,22 @@ def test_a_reader_that_does_not_take_is_told_to_the_engine() -> None:
             clock.turn()
             clock.now += 20 * MS
         assert hint(ring) == NOTHING
+
+
+def test_one_who_only_watches_and_does_not_take_slows_nobody_down() -> None:
+    with paced("steady") as (clock, ring):
+        clock.read("s")
+        watcher = clock.rig.core.connect()
+        until = clock.now + 10 * SECOND
+        assert clock.rig.core.attach(watcher, 1, b"s", credit=CREDIT, deadline_ns=until, observes=True) >= 0
+        ring.open(1, "s")
+        start, came = clock.now, 0
+        while clock.now - start < 9 * SECOND:
+            ring.write(1, bytes(3000))  # of which the watcher never says that it has them
+            came += len([1 for _, item in clock.run(30 * MS) if item.connection == clock.number])
+            assert hint(ring) == NOTHING
+        assert clock.rig.charged[watcher] > lib.CLAW_WINDOW - 2 * lib.CLAW_FRAME_MAX, "its window is full"
+        assert came >= 270
 
 
 def test_pressure_is_told_to_all() -> None:

@@ -71,7 +71,7 @@ static void mark_congested(struct claw_core *core)
 		for (uint32_t at = connection->attachments; at != CLAW_NONE;
 		     at = outbox->attachments[at].next_of_connection) {
 			uint32_t ring = core->streams.table[outbox->attachments[at].stream].ring;
-			if (ring != CLAW_NONE)
+			if (ring != CLAW_NONE && !outbox->attachments[at].observes)
 				core->rings[ring].hints.congested = 1;
 		}
 	}

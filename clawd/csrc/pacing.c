@@ -50,12 +50,14 @@ static void count_noticed(struct claw_core *core, uint32_t noticed)
 	claw_count(&core->totals->paced_delay_jump, !!(noticed & CLAW_PACED_DELAY_JUMP));
 }
 
-/* A token goes out as fast as the worst way to any of its stream's readers allows */
+/* A token goes out as fast as the worst way to any of its stream's readers allows. Who only watches slows nobody down. */
 static struct claw_network network_of(struct claw_core *core, const struct claw_stream *stream, uint64_t now_ns)
 {
 	const struct claw_outbox *outbox = &core->outbox;
 	struct claw_network worst = { 0 };
 	for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream) {
+		if (outbox->attachments[at].observes)
+			continue;
 		const struct claw_connection *connection = &outbox->connections[outbox->attachments[at].connection];
 		const struct claw_way *way = &connection->way;
 		claw_way_refresh(core, outbox->attachments[at].connection, now_ns);
