@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -37,9 +38,9 @@ def ring(rig: Rig, client: int) -> RingWriter:
     return ring
 
 
-def backlog(ring: RingWriter, handle: int, tokens: int = 60) -> None:
+def backlog(ring: RingWriter, handle: int, tokens: int = 60, *, urgent: bool = False) -> None:
     for _ in range(tokens):
-        ring.write(handle, bytes(900))
+        ring.write(handle, bytes(900), urgent=urgent)
 
 
 def first(items: list[Item]) -> list[int]:
@@ -117,3 +118,45 @@ def test_streams_within_a_sentence_get_every_fourth_frame_while_others_end_their
         for number, total in rig.charged.items():
             rig.ack(number, total)
     assert seen[:12] == [TALK, TALK, TALK, BULK] * 3
+
+
+@pytest.mark.parametrize("laned", [False, True])
+def test_an_engine_all_of_whose_tokens_are_urgent_leaves_its_neighbours_their_share(
+    rig: Rig, ring: RingWriter, client: int, laned: bool
+) -> None:
+    if laned:
+        rig.core.open_lanes(client)
+    express = 0
+
+    def size(number: int) -> int:
+        return int(rig.core.frames()[number][2]) + int(lib.CLAW_FRAME_CHARGE)
+
+    rig.core.block(client, True)
+    for handle in (BULK, TALK):
+        backlog(ring, handle, 120)
+        rig.turn()
+    ring.write(TALK, b".")
+    ring.write(TALK, b" Two")
+    rig.turn()
+    rig.core.block(client, False)
+    seen: list[int] = []
+    while len(seen) < 16:
+        backlog(ring, URGENT, 75, urgent=True)  # more than goes out until the next round
+        rig.turn()
+        seen += leaders(rig)
+        for number, total in rig.charged.items():
+            rig.ack(number, total)
+        if laned:
+            express += sum(size(n) for n in range(len(rig.frames)) if rig.core.lanes(n) & lib.CLAW_LANE_EXPRESS)
+            flow = struct.pack("<BBHIQ", lib.CLAW_FRAME_FLOW, lib.CLAW_FRAME_VERSION, 0, client, express)
+            assert rig.core.express_flow(client, flow)
+            for number, items in enumerate(map(parse, rig.frames)):
+                is_on_both = bool(rig.core.lanes(number) & lib.CLAW_LANE_EXPRESS)
+                assert is_on_both == any(item.klass == lib.CLAW_CRITICAL for item in items)
+    assert seen[:4] == [URGENT, URGENT, URGENT, BULK]
+    longest = 8 if laned else 5  # where the bulk lane is full, the express lane goes on
+    for other in (BULK, TALK):
+        at = [number for number, who in enumerate(seen) if who == other]
+        assert max(b - a for a, b in zip([-1, *at], at, strict=False)) <= longest, f"{other} waits: {seen}"
+        assert len(at) >= 2
+    assert seen.count(URGENT) >= 7

@@ -194,15 +194,30 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 	}
 }
 
-/* Which queue is next, CLAW_QUEUE_NONE when all are empty. HIGH is common, unlike CRITICAL: NORMAL gets its share. */
+/*
+ * Which queue is next, CLAW_QUEUE_NONE when all are empty: by class, but a queue that waited long enough is first. HIGH is
+ * common, and CRITICAL is where an engine says of all its tokens that they are urgent; its neighbours get their share.
+ */
 static uint32_t next_queue(const struct claw_connection *connection)
 {
-	int waits = connection->queue[CLAW_NORMAL].head != CLAW_NONE;
-	if (connection->queue[CLAW_CRITICAL].head != CLAW_NONE)
-		return CLAW_CRITICAL;
-	if (connection->queue[CLAW_HIGH].head != CLAW_NONE && !(waits && connection->overtaken == CLAW_OVERTAKES))
-		return CLAW_HIGH;
-	return waits ? CLAW_NORMAL : CLAW_QUEUE_NONE;
+	for (uint32_t queue = CLAW_NORMAL; queue > CLAW_CRITICAL; queue--)
+		if (connection->queue[queue].head != CLAW_NONE && connection->overtaken[queue] == CLAW_OVERTAKES)
+			return queue;
+	for (uint32_t queue = CLAW_CRITICAL; queue < CLAW_QUEUES; queue++)
+		if (connection->queue[queue].head != CLAW_NONE)
+			return queue;
+	return CLAW_QUEUE_NONE;
+}
+
+/* A frame is made: which queues waited through it? served: bits */
+static void count_overtaken(struct claw_connection *connection, uint32_t served)
+{
+	for (uint32_t queue = CLAW_HIGH; queue < CLAW_QUEUES; queue++) {
+		if (served & 1u << queue || connection->queue[queue].head == CLAW_NONE)
+			connection->overtaken[queue] = 0;
+		else if (connection->overtaken[queue] < CLAW_OVERTAKES)
+			connection->overtaken[queue]++;
+	}
 }
 
 /*
@@ -213,10 +228,13 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 {
 	uint32_t used = sizeof(struct claw_frame_header);
 	uint32_t segments = 0;
-	int passed = 1; /* over the NORMAL queue */
+	uint32_t served = 0; /* queues, as bits */
+	/* Its CRITICAL tokens go in frames of their own, which go on both lanes */
+	int apart = !critical && connection->laned && !connection->doubled;
 	while (segments < UINT16_MAX) {
-		uint32_t queue = next_queue(connection);
-		if (queue == CLAW_QUEUE_NONE || (critical && queue != CLAW_CRITICAL))
+		uint32_t queue = critical ? CLAW_CRITICAL : next_queue(connection);
+		if (queue == CLAW_QUEUE_NONE || connection->queue[queue].head == CLAW_NONE ||
+		    (apart && queue == CLAW_CRITICAL))
 			break;
 		if (CLAW_FRAME_MAX - used < sizeof(struct claw_segment))
 			break;
@@ -241,8 +259,7 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 			memcpy(out + used, &header, sizeof(header));
 			used += sizeof(header) + segment.used;
 			segments++;
-			if (queue == CLAW_NORMAL)
-				passed = 0;
+			served |= 1u << queue;
 		}
 		if (result == FILL_END) {
 			claw_attachment_done(outbox, index);
@@ -262,10 +279,7 @@ static uint32_t build_frame(struct claw_outbox *outbox, struct claw_connection *
 	}
 	if (!segments)
 		return 0;
-	if (!passed || connection->queue[CLAW_NORMAL].head == CLAW_NONE)
-		connection->overtaken = 0;
-	else if (connection->overtaken < CLAW_OVERTAKES)
-		connection->overtaken++;
+	count_overtaken(connection, served);
 	struct claw_frame_header header = {
 		.kind = CLAW_FRAME_DATA,
 		.version = CLAW_FRAME_VERSION,
@@ -304,9 +318,15 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		if (outbox->ready.head == CLAW_NONE)
 			outbox->ready.tail = CLAW_NONE;
 		connection->ready = 0;
-		int critical = connection->laned && !connection->doubled &&
-			       connection->queue[CLAW_CRITICAL].head != CLAW_NONE;
+		int apart = connection->laned && !connection->doubled &&
+			    connection->queue[CLAW_CRITICAL].head != CLAW_NONE;
+		int critical = apart && next_queue(connection) == CLAW_CRITICAL;
 		uint8_t lanes = claw_lanes_next(connection, critical);
+		/* What is due before it needs the bulk lane: that one being full is no reason to wait on the other */
+		if (!lanes && apart && !critical) {
+			critical = 1;
+			lanes = claw_lanes_next(connection, critical);
+		}
 		if (!lanes) {
 			connection->congested = next_queue(connection) != CLAW_QUEUE_NONE;
 			/* Until it has caught up for good: processor time for bytes, where bytes are what is short */
@@ -317,7 +337,7 @@ int claw_outbox_build(struct claw_outbox *outbox)
 		uint8_t *out = outbox->out + outbox->out_bytes;
 		uint32_t len = build_frame(outbox, connection, out, critical);
 		if (!len) {
-			if (critical && next_queue(connection) != CLAW_QUEUE_NONE)
+			if (next_queue(connection) != CLAW_QUEUE_NONE)
 				claw_connection_ready(outbox, index);
 			continue;
 		}
