@@ -29,6 +29,12 @@ def told_pace(daemon: Daemon, stream: str) -> str:
     return str(next(row["pace"] for row in rows if row["name"] == stream))
 
 
+def in_effect(daemon: Daemon) -> tuple[str, str]:
+    """The mode, and who set it."""
+    rows = json.loads(clawctl(daemon.runtime_dir, "config", "show", "--json").stdout)["settings"]
+    return next((row["value"], row["origin"]) for row in rows if row["key"] == "pace")
+
+
 def all_of(reading: Reading) -> None:
     for _ in range(MANY):
         assert reading.read(PATIENCE_S)
@@ -59,15 +65,31 @@ def test_what_is_held_goes_at_once_when_a_stream_is_let_go(steady: Daemon) -> No
         all_of(readings[1])
 
         assert clawctl(steady.runtime_dir, "pace", "smooth").returncode == 0
+        until(lambda: told_pace(steady, "other") == "smooth", "though nothing of it is held")
+        assert in_effect(steady) == ("smooth", "clawctl pace")
+        assert clawctl(steady.runtime_dir, "reload").returncode == 0
+        assert in_effect(steady) == ("steady", "--pace")
+        assert clawctl(steady.runtime_dir, "pace", "smooth").returncode == 0
         assert clawctl(steady.runtime_dir, "pace", "default", "one").returncode == 0
         one.write("y")
         until(lambda: told_pace(steady, "one") == "smooth", "what all have")
+
+
+def test_a_stream_that_has_not_opened_cannot_be_paced(daemon: Daemon) -> None:
+    with Consumer(daemon.runtime_dir) as consumer:
+        consumer.attach("later")
+        until(lambda: daemon.total("streams_awaited") == 1, "it is awaited")
+        for words in (("off", "later"), ("off", "later", "--dry-run")):
+            refused = clawctl(daemon.runtime_dir, "pace", *words)
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert 'no stream "later" is open or kept' in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (("off", "nobody"), 1, "nobody"),
+        (("off", "nobody", "--dry-run"), 1, "nobody"),
         (("fast",), 2, "fast"),
         (("default",), 1, "name it, or run clawctl reload"),
         (("off", ""), 1, "no name of a stream"),

@@ -190,12 +190,15 @@ void claw_pacing_turn(struct claw_core *core, uint64_t now_ns)
 		step(core, at, now_ns);
 }
 
-/* Whoever holds something looks again by the new rules in the next turn */
+/* Whoever holds something looks again by the new rules in the next turn; who holds nothing shows them */
 static void look_again(struct claw_core *core)
 {
 	const struct claw_timers *timers = &core->pacing.timers;
 	for (uint32_t i = 0; i < timers->count; i++)
 		claw_stream_mark(&core->streams, timers->heap[i]);
+	for (uint32_t i = 0; i < core->streams.used; i++)
+		if (core->streams.table[i].state == CLAW_STREAM_LIVE && core->streams.table[i].paced)
+			claw_stream_mark(&core->streams, i);
 	core->pending = 1;
 }
 
@@ -224,6 +227,9 @@ int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t 
 	if (index == CLAW_NONE || mode > CLAW_PACE_STEADY)
 		return -ENOENT;
 	struct claw_stream *stream = &core->streams.table[index];
+	/* One that is only awaited is opened with a choice of its own, which would be the last word */
+	if (stream->state != CLAW_STREAM_LIVE && stream->state != CLAW_STREAM_ENDED)
+		return -ENOENT;
 	stream->pace = (uint8_t)mode;
 	if (stream->first_block != CLAW_NONE)
 		claw_spool_block(&core->spool, stream->first_block)->pace = mode;

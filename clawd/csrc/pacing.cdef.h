@@ -7,7 +7,8 @@ struct claw_core;
  * the new rules. 0, or -EINVAL for what makes no sense, with nothing changed.
  */
 int claw_core_pace(struct claw_core *core, uint32_t mode, const struct claw_pace *pace);
-/* Pace one stream so, whatever it was opened with; CLAW_PACE_DEFAULT: as configured. 0, or -ENOENT. */
+/* Pace one stream so, whatever it was opened with; CLAW_PACE_DEFAULT: as configured. 0, or
+ * -ENOENT: it is not open, nor kept. */
 int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t name_len, uint32_t mode);
 /* Live streams that a client reads. *ret_unpaced: how many of them no pacer spreads. Returns how many in all, or -ENOENT. */
 int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced);

@@ -9,7 +9,7 @@ from typing import Any
 from clawd import protocol, stats
 from clawd.config import PACES
 from clawd.ctl import render
-from clawd.ctl.client import Client
+from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError, ProtocolError
 
 HELP = "set how tokens are spread over time"
@@ -36,10 +36,20 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
         protocol.decode(protocol.encode(request), (protocol.SetPace,))
     except ProtocolError as error:
         raise ControlError(f"this is no name of a stream: {error}") from error
-    with Client(options.runtime_dir) as client:
-        if not options.dry_run:
+    if options.dry_run:
+        _find(options)
+    else:
+        with Client(options.runtime_dir) as client:
             client.ask(request, protocol.PaceSet)
     return {"version": stats.VERSION, "mode": options.mode, "stream": options.stream, "dry_run": options.dry_run}
+
+
+def _find(options: argparse.Namespace) -> None:
+    """What clawd would refuse is refused here too."""
+    with figures(options.runtime_dir) as (page, _):
+        row = stats.find_stream(page, options.stream) if options.stream else None
+    if options.stream and (row is None or row["state"] not in ("live", "ended")):
+        raise ControlError(f'no stream "{options.stream}" is open or kept', "clawctl streams lists them")
 
 
 def show(value: dict[str, Any]) -> str:

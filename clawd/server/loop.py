@@ -255,8 +255,9 @@ class Loop:
             return protocol.Failure(code="bad_request", text=f'"{request.mode}" is no way to pace')
         if request.stream is None:
             self._core.pace(request.mode, pace_of(self._settings.config))
+            self._settings.set_for_now("pace", request.mode, "clawctl pace")
         elif not self._core.pace_stream(request.stream.encode(), request.mode):
-            return protocol.Failure(code="unknown", text=f'no stream "{request.stream}" is known')
+            return protocol.Failure(code="unknown", text=f'no stream "{request.stream}" is open or kept')
         log.event("pace set", mode=request.mode, stream=request.stream)
         return protocol.PaceSet(request.mode)
 

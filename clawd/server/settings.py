@@ -37,10 +37,15 @@ class Settings:
         self._loaded_ns = time.monotonic_ns()
         self._pending: tuple[str, ...] = ()
         self.error: str | None = None
+        self._for_now: dict[str, tuple[str, str]] = {}
 
     @property
     def config(self) -> Config:
         return self._current.config
+
+    def set_for_now(self, key: str, value: str, origin: str) -> None:
+        """Something else than the configuration made this value count, until that is read again."""
+        self._for_now[key] = value, origin
 
     def reload(self, apply: Callable[[Config], None]) -> protocol.Reloaded:
         """Read the sources again. `apply` makes a Config count, or raises ClawdError: then the old one stays."""
@@ -56,6 +61,7 @@ class Settings:
         changed = [row.key for row in DAEMON_SETTINGS if getattr(config, row.key) != getattr(old.config, row.key)]
         origins: dict[str, Origin] = {key: (old if key in pending else new).origins[key] for key in ROWS}
         self._current = Configuration(config, origins, new.files)
+        self._for_now.clear()
         self._generation += 1
         self._loaded_ns = time.monotonic_ns()
         self._pending = pending
@@ -89,6 +95,8 @@ class Settings:
             **self.state(),
             file=str(sources.file) if sources.file else None,
             flags=dict(sources.flags),
-            values={row.key: row.kind.format(getattr(config, row.key)) for row in DAEMON_SETTINGS},
-            origins={row.key: str(self._current.origins[row.key]) for row in DAEMON_SETTINGS},
+            values={row.key: row.kind.format(getattr(config, row.key)) for row in DAEMON_SETTINGS}
+            | {key: value for key, (value, _) in self._for_now.items()},
+            origins={row.key: str(self._current.origins[row.key]) for row in DAEMON_SETTINGS}
+            | {key: origin for key, (_, origin) in self._for_now.items()},
         )
