@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from clawd.core import ffi, lib, text
-from clawd.page import Life, Page
+from clawd.page import Life, Page, quantiles
 
 VERSION = 1
 """Of the objects made here: fields are only added."""
@@ -51,8 +51,10 @@ def status(page: Page, life: Life = Life.ANSWERING) -> dict[str, Any]:
     totals = page.totals()
     latency = {}
     for name, which in HISTS:
-        count, (p50, p99) = page.quantiles(which, (0.50, 0.99))
-        latency[name] = {"count": count, "p50_ns": p50 if count else None, "p99_ns": p99 if count else None}
+        hist = page.hist(which)
+        count, (p50, p99) = quantiles(hist, (0.50, 0.99))
+        row = {"p50_ns": p50, "p99_ns": p99, "max_ns": int(hist.max_ns)}
+        latency[name] = {"count": count, **(row if count else dict.fromkeys(row))}
     producers = sum(1 for _ in page.rings())
     header = page.header()
     now_ns = time.monotonic_ns()

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
+from clawd.consumer import Consumer
 from clawd.core import lib
+from clawd.producer import Producer
 from rig import CREDIT, Rig
+from tests.daemon import PATIENCE_S, Daemon, until
+from tests.test_ctl import clawctl
 
 TOKEN = lib.CLAW_TOKEN
 
@@ -51,3 +56,26 @@ def test_times_are_accounted_once_a_frame_is_sent() -> None:
         count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_WRITTEN, (0.5,))
         assert count == 1
         assert p50 == pytest.approx(5_000_000, rel=0.035)
+
+
+def test_people_see_what_pacing_added_and_how_even_it_made_it(daemon: Daemon) -> None:
+    with Producer("p", daemon.runtime_dir) as producer, Consumer(daemon.runtime_dir) as consumer:
+        stream, reading = producer.open("s"), consumer.attach("s")
+        for _ in range(10):
+            stream.write("x")
+        for _ in range(10):
+            assert reading.read(PATIENCE_S)
+        until(lambda: daemon.total("sent") == 10, "they are accounted")
+        status = json.loads(clawctl(daemon.runtime_dir, "status", "--json").stdout)
+        held, gap = status["latency"]["held"], status["latency"]["gap"]
+        assert held["max_ns"] >= 0.97 * held["p99_ns"] > 50_000_000
+        assert gap["max_ns"] >= 0.97 * gap["p99_ns"] > 5_000_000
+        shown = clawctl(daemon.runtime_dir, "status").stdout
+        assert "pacers     0 turned slower, 1 nearly full, 1 ran empty," in shown
+        live = clawctl(daemon.runtime_dir, "top", "--count", "1", "--interval", "0.1").stdout
+        gaps = next(line for line in live.splitlines() if line.startswith("latency    gap:"))
+        assert "; raw p50" in gaps
+        assert next(line for line in live.splitlines() if line.startswith("s ")).endswith(" ms")
+        value = json.loads(clawctl(daemon.runtime_dir, "top", "--count", "1", "--interval", "0.1", "--json").stdout)
+        assert value["tokens_per_wakeup"] is None, "nothing was sent"
+        assert value["streams"][0]["pace"] == "smooth"

@@ -59,6 +59,7 @@ def between(before: Look | None, now: Look, most: int) -> dict[str, Any]:
         "interval_ns": passed_ns or None,
         "tokens_in_per_second": _total(before, now, "tokens", passed_ns),
         "tokens_out_per_second": _total(before, now, "sent", passed_ns),
+        "tokens_per_wakeup": _at_once(before, now),
         **{name: totals[name] for name in ("streams_live", "streams_awaited", "streams_ended", "attachments")},
         "first_waiting": totals["first_count"],
         "boost": protocol.BOOSTS[min(totals["boost"], len(protocol.BOOSTS) - 1)],
@@ -82,6 +83,14 @@ def _total(before: Look | None, now: Look, name: str, passed_ns: int) -> float |
     return _rate(before.status["totals"][name] if before else None, now.status["totals"][name], passed_ns)
 
 
+def _at_once(before: Look | None, now: Look) -> float | None:
+    """Tokens of a stream that a client gets at once."""
+    sent, segments = (
+        now.status["totals"][name] - (before.status["totals"][name] if before else 0) for name in ("sent", "segments")
+    )
+    return round(sent / segments, 1) if segments > 0 else None
+
+
 def _streams(before: Look | None, now: Look, passed_ns: int) -> list[dict[str, Any]]:
     known = {(row["name"], row["incarnation"]): row["tokens"] for row in before.streams} if before else {}
     return [
@@ -95,6 +104,8 @@ def _streams(before: Look | None, now: Look, passed_ns: int) -> list[dict[str, A
             "tokens": row["tokens"],
             "spool_bytes": row["spool_bytes"],
             "readers": row["attachments"],
+            "pace": row["pace"],
+            "lag_ms": row["lag_ms"],
         }
         for row in now.streams
     ]

@@ -60,6 +60,14 @@ def _burst(totals: dict[str, int]) -> str:
     return f"{mean:.1f} tokens of a stream to a client, {totals['segment_max']} at most"
 
 
+def _noticed(totals: dict[str, int]) -> str:
+    """What pacers made up for."""
+    return (
+        f"{totals['paced_slower']} turned slower, {totals['paced_high_water']} nearly full,"
+        f" {totals['paced_low_water']} ran empty, {totals['paced_delay_jump']} times held 50ms longer"
+    )
+
+
 def show(value: dict[str, Any]) -> str:
     totals = value["totals"]
     used = f"{render.size(value['spool_used_bytes'])} of {render.size(value['spool_bytes'])}"
@@ -76,12 +84,13 @@ def show(value: dict[str, Any]) -> str:
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
         f"at once    {_burst(totals)}",
+        f"pacers     {_noticed(totals)}",
         f"troubles   {totals['refused']} streams refused, {totals['quarantined']} producers quarantined,"
         f" {totals['rescued']} lost wake-ups",
     ]
     rows = [
-        (name.replace("_", " "), row["count"], render.duration(row["p50_ns"]), render.duration(row["p99_ns"]))
+        (name.replace("_", " "), row["count"], *(render.duration(row[each]) for each in ("p50_ns", "p99_ns", "max_ns")))
         for name, row in value["latency"].items()
     ]
     text = "\n".join(render.fold(line, 11) for line in lines)
-    return f"{text}\n\n{render.table(('latency', 'tokens', 'p50', 'p99'), rows)}"
+    return f"{text}\n\n{render.table(('latency', 'tokens', 'p50', 'p99', 'max'), rows)}"

@@ -21,7 +21,7 @@ ABOUT = (
     " watching costs it nothing. q or Ctrl-C ends it. Into a pipe or a file it writes one snapshot after the other."
     " FIRST is how many first tokens are waited for, what was asked for them, and how much of the time clawd's threads"
     " waited for a processor. KEPT is what the spool holds of a stream, UNACKED what a client was sent and has not"
-    " acknowledged: its lag."
+    " acknowledged: its lag. GAP is between tokens as they went, RAW as they came, HELD what lies between."
     " With --json one object a line."
 )
 EXAMPLE = "clawctl top --count 10 --json | jq .tokens_out_per_second"
@@ -139,11 +139,17 @@ def _share(ns_per_second: float | None) -> str:
     return render.ABSENT if ns_per_second is None else f"{ns_per_second / 1e7:.1f}%"
 
 
+def _times(value: dict[str, Any], name: str) -> str:
+    row = value["latency"][name]
+    return f"p50 {render.duration(row['p50_ns'])}, p99 {render.duration(row['p99_ns'])}"
+
+
 def _head(value: dict[str, Any]) -> list[str]:
     state = "" if value["answering"] else "; DOES NOT ANSWER, these figures are old"
     lines = [
         f"clawd {value['clawd_version']}, pid {value['pid']}, up {render.duration(value['uptime_ns'])}{state}",
-        f"tokens/s   {_rate(value['tokens_in_per_second'])} in, {_rate(value['tokens_out_per_second'])} out",
+        f"tokens/s   {_rate(value['tokens_in_per_second'])} in, {_rate(value['tokens_out_per_second'])} out,"
+        f" {value['tokens_per_wakeup'] or render.ABSENT} of a stream at once",
         f"streams    {value['streams_live']} live, {value['streams_awaited']} awaited, {value['streams_ended']} ended;"
         f" {value['attachments']} readings",
         f"first      {value['first_waiting']} wait, {value['boosts']} boosts, {value['boost']};"
@@ -151,18 +157,24 @@ def _head(value: dict[str, Any]) -> list[str]:
         f"spool      {render.size(value['spool_used_bytes'])} of {render.size(value['spool_bytes'])} in use",
     ]
     for name in SHOWN:
-        row = value["latency"][name]
-        p50, p99 = render.duration(row["p50_ns"]), render.duration(row["p99_ns"])
-        lines.append(f"latency    {name.replace('_', ' ')}: p50 {p50}, p99 {p99}")
+        lines.append(f"latency    {name.replace('_', ' ')}: {_times(value, name)}")
+    lines[-1] += f"; raw {_times(value, 'gap_raw')}"
     return "\n".join(render.fold(line, 11) for line in lines).splitlines()
 
 
 def _streams(value: dict[str, Any], most: int | None) -> list[str]:
     rows = [
-        (row["name"], _rate(row["tokens_per_second"]), row["readers"], render.size(row["spool_bytes"]), row["tokens"])
+        (
+            row["name"],
+            _rate(row["tokens_per_second"]),
+            row["readers"],
+            render.size(row["spool_bytes"]),
+            row["tokens"],
+            f"{row['lag_ms']} ms",
+        )
         for row in value["streams"]
     ]
-    return render.table(("stream", "tokens/s", "readers", "kept", "tokens"), rows).splitlines()[:most]
+    return render.table(("stream", "tokens/s", "readers", "kept", "tokens", "held"), rows).splitlines()[:most]
 
 
 def _producers(value: dict[str, Any]) -> list[str]:
