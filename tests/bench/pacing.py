@@ -22,6 +22,7 @@ from clawd import stats
 from clawd.core import lib
 from clawd.ctl import render
 from clawd.page import Page
+from tests.bench.pacing_child import TAIL
 from tests.bench.run import cpu_s, daemon
 
 SECOND = 1_000_000_000
@@ -42,10 +43,16 @@ def jittery(rate: float, seconds: float, sigma_ms: float, luck: random.Random) -
 
 
 def surge(rate: float, seconds: float) -> list[int]:
-    """Even, but three times as fast for one second."""
+    """Even, but three times as fast for one second; what `end` tells was written 3 s after that and later."""
     calm = even(rate, seconds / 2)
     fast = [calm[-1] + at for at in even(3 * rate, 1)[1:]]
-    return calm + fast + [fast[-1] + at for at in even(rate, max(4, seconds / 2))[1:]]
+    return calm + fast + [fast[-1] + at for at in even(rate, 3 + TAIL / rate)]
+
+
+def burst(rate: float, seconds: float) -> list[int]:
+    """Even, then eight tokens at once; what `end` tells was written 2 s after them and later."""
+    calm = even(rate, seconds / 2)
+    return calm + [calm[-1] + 1] * 8 + [calm[-1] + at for at in even(rate, 2 + TAIL / rate)[1:]]
 
 
 def heaps(seconds: float, size: int, every_ms: int) -> list[int]:
@@ -69,6 +76,7 @@ SCENES = {
     "sigma 8 ms at 50/s": Scene(lambda luck, seconds: jittery(50, seconds, 8, luck)),
     "the same, processors busy": Scene(lambda luck, seconds: jittery(50, seconds, 8, luck), busy=True),
     "three times the rate for 1 s": Scene(lambda _luck, seconds: surge(50, seconds)),
+    "eight at once, once": Scene(lambda _luck, seconds: burst(50, seconds)),
     "ten at once every 200 ms": Scene(lambda _luck, seconds: heaps(seconds, 10, 200)),
     "10,000 streams at 30/s": Scene(lambda _luck, seconds: even(30, seconds), streams=10_000, producers=3, alone=True),
 }
