@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -160,3 +161,26 @@ def test_an_engine_all_of_whose_tokens_are_urgent_leaves_its_neighbours_their_sh
         assert max(b - a for a, b in zip([-1, *at], at, strict=False)) <= longest, f"{other} waits: {seen}"
         assert len(at) >= 2
     assert seen.count(URGENT) >= 7
+
+
+def test_clients_whose_news_is_of_a_better_class_are_served_first_in_a_turn(rig: Rig) -> None:
+    ring = rig.ring(1 << 18)
+    clients: dict[int, str] = {}
+    for handle, name in enumerate(("a", "b", "high", "first"), 1):
+        number = rig.core.connect()
+        clients[number] = name
+        until = time.monotonic_ns() + 10**10
+        assert rig.core.attach(number, 1, name.encode(), credit=1 << 30, deadline_ns=until) >= 0
+        if name != "first":
+            ring.open(handle, name)
+            ring.write(handle, b"One.")
+            ring.write(handle, b" Two")
+            rig.turns()
+    for handle in (1, 2):
+        ring.write(handle, b" more")
+    ring.write(3, b".")
+    ring.write(3, b" New")
+    ring.open(4, "first")
+    ring.write(4, b"One")
+    rig.turn()
+    assert [clients[parse(frame)[0].connection] for frame in rig.frames] == ["first", "high", "a", "b"]

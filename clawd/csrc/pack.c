@@ -6,9 +6,32 @@
 #include "lanes.h"
 #include "outbox.h"
 
+static void queue_readers(struct claw_outbox *outbox, const struct claw_stream *stream)
+{
+	for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream)
+		claw_attachment_queue(outbox, at);
+}
+
+/* The connections of those whose news is CRITICAL get their frames first in this turn, then those of HIGH */
+static void queue_by_class(struct claw_outbox *outbox)
+{
+	const struct claw_streams *streams = outbox->streams;
+	if (streams->dirty.head == streams->dirty.tail)
+		return;
+	for (uint32_t klass = CLAW_CRITICAL; klass <= CLAW_HIGH; klass++) {
+		for (uint32_t at = streams->dirty.head; at != CLAW_NONE; at = streams->table[at].next_dirty) {
+			const struct claw_stream *stream = &streams->table[at];
+			uint64_t until = klass == CLAW_CRITICAL ? stream->critical_until : stream->high_until;
+			if (stream->released_seq > stream->told_seq && until > stream->told_seq)
+				queue_readers(outbox, stream);
+		}
+	}
+}
+
 void claw_outbox_wake(struct claw_outbox *outbox)
 {
 	struct claw_streams *streams = outbox->streams;
+	queue_by_class(outbox);
 	while (streams->dirty.head != CLAW_NONE) {
 		struct claw_stream *stream = &streams->table[streams->dirty.head];
 		streams->dirty.head = stream->next_dirty;
@@ -22,8 +45,7 @@ void claw_outbox_wake(struct claw_outbox *outbox)
 			continue;
 		stream->told_seq = stream->released_seq;
 		stream->told = 1;
-		for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream)
-			claw_attachment_queue(outbox, at);
+		queue_readers(outbox, stream);
 	}
 }
 
