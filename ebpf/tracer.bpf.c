@@ -362,7 +362,8 @@ int claw_switched(struct tracepoint__sched__sched_switch *args)
 			}
 		}
 	}
-	if (args->prev_state == 0 && threads.lookup(&before)) { /* it would have gone on */
+	/* It would have gone on. Above the states of a task is a bit for one that lost the processor within the kernel. */
+	if (!(args->prev_state & 0xff) && threads.lookup(&before)) {
 		count(CLAW_PREEMPTED, 1);
 		__builtin_memcpy(comm, args->next_comm, sizeof(comm));
 		taken = taken_by(comm);

@@ -291,6 +291,32 @@ def test_who_takes_the_processor_is_named() -> None:
         hog.wait()
 
 
+def taken_from(pid: int) -> int:
+    """How often it lost the processor, as the kernel counts it."""
+    found = re.search(r"^nonvoluntary_ctxt_switches:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_pre_emptions_within_the_kernel_count_too() -> None:
+    pin = lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # noqa: E731
+    hog = subprocess.Popen(["bash", "-c", "while :; do :; done"], preexec_fn=pin)
+    # Nearly all of its time is the kernel's
+    victim = subprocess.Popen(
+        ["dd", "if=/dev/zero", "of=/dev/null", "bs=256M"], stderr=subprocess.DEVNULL, preexec_fn=pin
+    )
+    try:
+        with Tracer(victim.pid, parts=("sched",)) as traced:
+            before, already = taken_from(victim.pid), traced.look().counters["preempted"]
+            until(lambda: taken_from(victim.pid) >= before + 101, "pre-empted")
+            count, seen = taken_from(victim.pid) - before, traced.look().counters["preempted"] - already
+        assert abs(seen - count) <= 10, (seen, count)
+    finally:
+        for process in (victim, hog):
+            process.kill()
+            process.wait()
+
+
 # --- the end of it ---
 
 HOLD = """
