@@ -136,8 +136,8 @@ static __always_inline void observe(struct bpf_sock_ops *ctx, struct claw_row *r
 		row->delivered = (u64)ctx->rate_delivered * ctx->mss_cache * 1000000 / ctx->rate_interval_us;
 }
 
-/* Returns whether the socket has a row now */
-static __always_inline int begin(struct bpf_sock_ops *ctx, u64 cookie)
+/* Returns whether the socket has a row now. `is_old`: one of an earlier load, which has what that wanted for it. */
+static __always_inline int begin(struct bpf_sock_ops *ctx, u64 cookie, int is_old)
 {
 	u32 port = ctx->local_port;
 	struct claw_policy *policy = policies.lookup(&port);
@@ -147,6 +147,8 @@ static __always_inline int begin(struct bpf_sock_ops *ctx, u64 cookie)
 	if (!policy)
 		return 1; /* none of ours, which needs none */
 	refused = apply(ctx, policy);
+	if (is_old && !policy->pacing)
+		refused |= set_pacing(ctx, 0); /* or it would stay paced, and its row say that it is not */
 	row = take_row(cookie);
 	if (!row)
 		return 0;
@@ -203,7 +205,7 @@ int claw_sockops(struct bpf_sock_ops *ctx)
 
 	count(CLAW_RUNS);
 	if (ctx->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
-		if (!begin(ctx, cookie))
+		if (!begin(ctx, cookie, 0))
 			count(CLAW_FULL);
 		return 1;
 	}
@@ -215,7 +217,7 @@ int claw_sockops(struct bpf_sock_ops *ctx)
 	row = find_row(cookie, &slot);
 	if (!row) {
 		if (ctx->op == BPF_SOCK_OPS_RTT_CB)
-			begin(ctx, cookie);
+			begin(ctx, cookie, 1);
 		return 1;
 	}
 	if (ctx->op == BPF_SOCK_OPS_STATE_CB && ctx->args[1] == CLAW_TCP_CLOSE) {

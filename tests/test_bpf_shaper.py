@@ -233,6 +233,20 @@ def test_a_next_shaper_takes_up_the_sockets_of_one_before(group: Cgroup) -> None
             assert Rows(shaper).of(ours)["pacing"] == 20_000_000
 
 
+def test_a_next_shaper_ends_the_pacing_that_was_wanted_of_one_before(group: Cgroup) -> None:
+    with group.listen() as lane:
+        lanes = {lane.getsockname()[1]: Policy(2, lowat=16384)}
+        with shaping(group, lanes) as first:
+            peer = socket.create_connection(lane.getsockname())
+            ours, _ = lane.accept()
+            Rows(first).ask(Rows(first).of(ours)["slot"], cookie=cookie(ours), pacing=3_333_333)
+            until(lambda: carry(ours, peer, 1000) and pacing(ours) == 3_333_333, "pacing as wanted")
+        with peer, ours, shaping(group, lanes) as shaper:
+            until(lambda: carry(ours, peer, 1000) and Rows(shaper).all(), "a row again")
+            assert Rows(shaper).of(ours)["pacing"] == 0
+            assert pacing(ours) >= 2**32 - 1, "as its row says"
+
+
 def test_a_refused_option_is_told(group: Cgroup) -> None:
     policy = Policy(1, priority=6, congestion=b"no-such-thing")
     with (
