@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from clawd import protocol
+from clawd.ctl import trace_sockets
 from clawd.producer import Producer
 from clawd.server.shaping import PACING_LEAST, PRIORITY, Rows
 from tests import net
@@ -125,6 +126,27 @@ def test_the_lanes_of_a_client_are_shaped_told_and_paced(
             reading = consumer.attach("u")
             producer.open("u").write("x")
             assert reading.read(PATIENCE_S)
+
+
+def test_a_helper_that_ends_leaves_no_client_as_slow_as_few_streams_were(
+    way: Net, group: Cgroup, helper: Helper, tmp_path: Path
+) -> None:
+    with (
+        shaped(way, group, tmp_path, "--pace", "smooth") as here,
+        here.consumer() as consumer,
+        Producer("p", here.daemon.runtime_dir) as producer,
+    ):
+        reading = consumer.attach("s")
+        stream = producer.open("s")
+
+        def pacings() -> set[int | None]:
+            stream.write("x")  # the kernel takes a pace up in a round trip
+            assert reading.read(PATIENCE_S)
+            return {row.pacing for row in trace_sockets.sockets_of(here.daemon.pid, {}) if row.port in (PORT, PORT + 1)}
+
+        until(lambda: PACING_LEAST in pacings(), "the pace of a stream")
+        helper.end()
+        until(lambda: pacings() == {None}, "no limit that nobody lifts")
 
 
 @contextmanager

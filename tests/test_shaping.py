@@ -113,7 +113,8 @@ def test_a_row_is_found_by_cookie_near_its_first_slot(arrays: Arrays) -> None:
 def test_wanted_pacing_goes_to_the_sockets_slot(core: Core, arrays: Arrays, tmp_path: Path) -> None:
     shaping = Shaping(core, [LANE], tmp_path)
     shaping.rows = Rows(TOLD, arrays.fds)
-    way = Paced(shaping, 9)
+    freed: list[int] = []
+    way = Paced(shaping, 9, lambda: freed.append(9))
     way.pace(100, 60)
     assert arrays.wanted(9) == (0, 0), "it has no row"
     arrays.put(10, cookie=9, pacing=5)
@@ -123,7 +124,15 @@ def test_wanted_pacing_goes_to_the_sockets_slot(core: Core, arrays: Arrays, tmp_
     assert arrays.wanted(10) == (9, PACING_LEAST)
     way.pace(0, 60)
     assert arrays.wanted(10) == (9, 0)
+    arrays.put(10, cookie=8)
+    way.pace(1, 60)
+    assert not freed, "there was no limit"
+    arrays.put(10, cookie=9, pacing=PACING_LEAST)
+    way.pace(1, 60)
     shaping.close()
+    for _ in range(2):
+        way.pace(1, 60)
+        assert freed == [9], "its row is gone, and once is enough"
 
 
 def test_express_lanes_go_first_and_thin() -> None:

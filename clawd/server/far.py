@@ -238,11 +238,14 @@ class Far:
         peer = self._doors[bulk.lane].peer(bulk.fd)
         if peer and not is_loopback(peer):
             session.way = TcpWay(bulk.fd)
-            cookies = [self._doors[each.lane].cookie(each.fd) for each in (bulk, express)]
-            session.sockets = [Paced(self._shaping, cookie) for cookie in cookies]
-            self._core.open_way(connection.number, cookies[0])
+            session.sockets = [self._paced(each) for each in (bulk, express)]
+            self._core.open_way(connection.number, session.sockets[0].cookie)
             self._core.look_way(connection.number)  # so that its pacers read its row from the first token on
         log.event("client connected", client=session.label.label, address=peer, connection=connection.number)
+
+    def _paced(self, route: Route) -> Paced:
+        door, fd = self._doors[route.lane], route.fd
+        return Paced(self._shaping, door.cookie(fd), lambda: door.unpace(fd))
 
     def _count(self, more: int) -> None:
         self._joined += more
@@ -329,7 +332,7 @@ class Far:
 
     def _pace(self, connection: Connection, sockets: list[Paced]) -> None:
         """Have the kernel send no faster than its streams need, so that what they do not need is others'."""
-        if self._shaping.rows is None:
+        if self._shaping.rows is None and not any(each.is_limited for each in sockets):
             return
         streams, unpaced = self._core.streams_of(connection.number)
         totals = self._core.refresh_totals()

@@ -9,7 +9,7 @@ import array
 import mmap
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,14 +112,24 @@ class Paced:
 
     shaping: Shaping
     cookie: int
+    free: Callable[[], None]
+    """Lifts its limit, as far as clawd itself may."""
+    is_limited: bool = False
+    """By what was wanted here."""
 
     def pace(self, streams: int, token_bytes: int) -> None:
         """What its connection needs for so many streams."""
         rows = self.shaping.rows
         row = rows.find(self.cookie) if rows else None
         pacing = wanted_pacing(streams, token_bytes)
-        if rows and row and row.get("pacing") != pacing:
-            rows.want(row["slot"], self.cookie, pacing)
+        if rows and row:
+            if row.get("pacing") != pacing:
+                rows.want(row["slot"], self.cookie, pacing)
+            self.is_limited = pacing > 0
+        elif self.is_limited:
+            # Nobody adapts what the kernel has of it any more, and more streams may come
+            self.free()
+            self.is_limited = False
 
 
 class Shaping:

@@ -16,6 +16,9 @@ from clawd.server.door import LOOK_MAX, TELL_NS, Monitor
 from clawd.server.lanes import STRANGER_NS
 from clawd.server.tcp import PRIORITY, cookie
 
+SO_MAX_PACING_RATE = 47
+UNPACED = b"\xff" * 4
+
 
 class TcpDoor(Monitor):
     """Watches the connections of one ROUTER that listens at `address`."""
@@ -88,6 +91,19 @@ class TcpDoor(Monitor):
         try:
             if cookie(connection) == self._cookies.get(fd):
                 connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it ended by itself
+        finally:
+            connection.detach()
+
+    def unpace(self, fd: int) -> None:
+        """Have the kernel send as fast as it can on a connection."""
+        connection = self._borrow(fd)
+        if connection is None:
+            return
+        try:
+            if cookie(connection) == self._cookies.get(fd):
+                connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, UNPACED)
         except OSError:
             pass  # it ended by itself
         finally:
