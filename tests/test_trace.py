@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -78,6 +80,21 @@ def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
     assert f"socket, device, acked: none: {reason}" in text.replace("\n    ", " ")
     assert "cost:" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_a_compiler_took_is_of_its_cost_and_what_was_before_is_not(daemon: Daemon) -> None:
+    def busy(*_: Any) -> Any:
+        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+        raise HostError("no tracer", "none")
+
+    spin = time.process_time() + 0.5
+    while time.process_time() < spin:
+        pass
+    with Trace(daemon.runtime_dir, ("writes",), busy) as trace:
+        cpu_ns = trace.collect()["cost"]["cpu_ns"]
+    assert cpu_ns < 0.3 * 10**9 if os.geteuid() else cpu_ns >= 0.3 * 10**9
+    with Trace(daemon.runtime_dir, ("writes",), no_tracer) as trace:
+        assert trace.collect()["cost"]["cpu_ns"] < 0.3 * 10**9
 
 
 @pytest.mark.parametrize(
