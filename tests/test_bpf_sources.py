@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from array import array
@@ -45,6 +46,19 @@ def test_programs_take_no_struct_of_the_kernel(name: str) -> None:
     text = (bpf.SOURCES / name).read_text()
     assert set(re.findall(r"#include <(.*)>", text)) <= {"uapi/linux/bpf.h", "uapi/linux/if_ether.h"}
     assert not re.search(r"kprobe|probe_read|struct (sock|sk_buff|task_struct)\b", text)
+
+
+def test_headers_are_unpacked_where_nobody_else_can_have_put_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
+    monkeypatch.setattr(bpf, "whose_headers", lambda release: release)
+    with bpf.kernel_headers():
+        place = Path(os.environ["TMPDIR"])
+        assert place.stat().st_mode & 0o777 == 0o700
+        assert not list(place.iterdir())
+    assert not place.exists()
 
 
 def _names(header: str, prefix: str) -> list[str]:

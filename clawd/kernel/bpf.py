@@ -182,7 +182,10 @@ def kernel_headers() -> Iterator[str]:
     release = platform.release()
     found = whose_headers(release)
     if found == release or "BCC_KERNEL_SOURCE" in os.environ:
-        yield release
+        # bcc unpacks the archive below a name that others could guess, and takes what lies there for headers
+        with tempfile.TemporaryDirectory(prefix="clawd-headers-") as private:
+            os.environ["TMPDIR"] = private
+            yield release
         return
     if found is None:
         raise HostError("no kernel headers", f"apt-get install linux-headers-{release}, or linux-headers-amd64")
