@@ -315,6 +315,23 @@ def test_where_there_is_no_such_cgroup_the_reason_is_named(path: str, reason: st
     shaper.close()
 
 
+def test_what_could_not_be_loaded_is_tried_again_with_the_next_lane(group: Cgroup) -> None:
+    reasons = ["no kernel headers"]
+
+    def load(*what: Any) -> bpf.Loaded:
+        if reasons:
+            raise HostError(reasons.pop())
+        return bpf.load(*what)
+
+    shaper = Shaper(group.path, load=load)
+    shaper.set_lane(7, SOME)
+    assert not shaper.wait(60)
+    assert shaper.state().reason == "no kernel headers"
+    shaper.set_lane(7, SOME)
+    assert shaper.wait(60), "put right"
+    shaper.close()
+
+
 def test_a_map_cannot_be_read_beyond_its_end(group: Cgroup) -> None:
     with shaping(group, {7: SOME}, rows=64) as shaper:
         maps = shaper.maps()

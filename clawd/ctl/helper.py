@@ -122,4 +122,4 @@ def check_helper(directory: Path | None = None) -> Finding:
 def _fix(shaping: dict[str, Any]) -> str:
     if shaping["others"]:
         return "see who attached them: bpftool cgroup tree effective"
-    return "see the reason; clients by tcp are served all the same"
+    return "see the reason, then: systemctl restart clawd-kernel; clients by tcp are served all the same"

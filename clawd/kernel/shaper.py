@@ -80,14 +80,14 @@ class Shaper:
     # --- lanes ---
 
     def set_lane(self, port: int, policy: Policy) -> None:
-        """Shape what is accepted on `port` from now on. The first call loads the program, in a thread of its own."""
+        """Shape what is accepted on `port` from now on. Loads the program, in a thread of its own, if it is not."""
         with self._lock:
             if len(self._lanes) >= LANES_MAX and port not in self._lanes:
                 raise HostError(f"more than {LANES_MAX} lanes")
             self._lanes[port] = policy
             if self._loaded:
                 self._put(port, policy)
-            elif not self._loader:
+            elif not self._loader or not self._loader.is_alive():  # what failed may have been put right
                 self._reason = "its program is being compiled"
                 self._loader = threading.Thread(target=self._start, name="shaper", daemon=True)
                 self._loader.start()
