@@ -121,6 +121,34 @@ def test_streams_within_a_sentence_get_every_fourth_frame_while_others_end_their
     assert seen[:12] == [TALK, TALK, TALK, BULK] * 3
 
 
+def test_an_urgent_token_goes_before_those_whose_turn_it_is_among_the_others(
+    rig: Rig, ring: RingWriter, client: int
+) -> None:
+    rig.core.block(client, True)
+    for _ in range(6):
+        backlog(ring, BULK, 100)
+        rig.turn()
+    rig.core.block(client, False)
+    rig.turn()
+    full = lib.CLAW_WINDOW - lib.CLAW_FRAME_MAX - lib.CLAW_FRAME_CHARGE
+    followers = []
+    for step in range(24):  # NORMAL has its turn in each fourth frame, and an urgent token comes with each fifth
+        backlog(ring, TALK, 20)
+        ring.write(TALK, b".")
+        ring.write(TALK, b" Two")
+        is_urgent = step % 5 == 4
+        if is_urgent:
+            ring.write(URGENT, b"now", urgent=True)
+        rig.ack(client, rig.charged[client] - full)
+        rig.turn()
+        [frame] = rig.frames
+        order = first(parse(frame))
+        if is_urgent:
+            assert order[0] == URGENT
+            followers.append(order[1])
+    assert set(followers) == {BULK, TALK}, "whoever's turn it was"
+
+
 @pytest.mark.parametrize("laned", [False, True])
 def test_an_engine_all_of_whose_tokens_are_urgent_leaves_its_neighbours_their_share(
     rig: Rig, ring: RingWriter, client: int, laned: bool

@@ -13,7 +13,10 @@
 
 enum {
 	CLAW_QUEUES = 3, /* of a connection, by the best class that an attachment has to get: CRITICAL, HIGH, NORMAL */
-	/* frames in a row that a queue may wait through while others are served; then it is first, NORMAL before HIGH */
+	/*
+	 * Frames in a row that a queue may wait through while HIGH goes before it, and that CRITICAL may go before such;
+	 * then it is first, NORMAL before HIGH.
+	 */
 	CLAW_OVERTAKES = 3,
 	CLAW_QUEUE_NONE = CLAW_QUEUES,
 	CLAW_QUEUE_AWAITING, /* its stream has not opened */
@@ -56,7 +59,8 @@ struct claw_connection {
 	uint8_t laned; /* it has an express lane */
 	uint8_t doubled; /* all its frames go there too */
 	uint16_t frame_number; /* of the last frame */
-	uint8_t overtaken[CLAW_QUEUES]; /* frames in a row that each queue waited through, at most CLAW_OVERTAKES */
+	/* Frames in a row that each queue waited through; of CRITICAL: that it went before who waited. ≤ CLAW_OVERTAKES */
+	uint8_t overtaken[CLAW_QUEUES];
 	uint64_t charged, acked; /* window, in charged bytes since the connection came */
 	uint64_t express_charged, express_acked; /* likewise of the express lane; the ones before are the bulk lane's */
 	uint32_t attachments; /* first in its list */

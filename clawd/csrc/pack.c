@@ -216,30 +216,46 @@ static enum fill fill(struct claw_outbox *outbox, struct claw_attachment *attach
 	}
 }
 
+static int is_due(const struct claw_connection *connection, uint32_t queue)
+{
+	return connection->queue[queue].head != CLAW_NONE && connection->overtaken[queue] == CLAW_OVERTAKES;
+}
+
 /*
- * Which queue is next, CLAW_QUEUE_NONE when all are empty: by class, but a queue that waited long enough is first. HIGH is
- * common, and CRITICAL is where an engine says of all its tokens that they are urgent; its neighbours get their share.
+ * Which queue is next, CLAW_QUEUE_NONE when all are empty. HIGH is common: NORMAL gets its share. A first token goes before
+ * both, but where an engine says of all its tokens that they are urgent its neighbours get their share too.
  */
 static uint32_t next_queue(const struct claw_connection *connection)
 {
-	for (uint32_t queue = CLAW_NORMAL; queue > CLAW_CRITICAL; queue--)
-		if (connection->queue[queue].head != CLAW_NONE && connection->overtaken[queue] == CLAW_OVERTAKES)
-			return queue;
-	for (uint32_t queue = CLAW_CRITICAL; queue < CLAW_QUEUES; queue++)
-		if (connection->queue[queue].head != CLAW_NONE)
-			return queue;
-	return CLAW_QUEUE_NONE;
+	int is_others_turn = connection->overtaken[CLAW_CRITICAL] == CLAW_OVERTAKES &&
+			     (is_due(connection, CLAW_HIGH) || is_due(connection, CLAW_NORMAL));
+	if (connection->queue[CLAW_CRITICAL].head != CLAW_NONE && !is_others_turn)
+		return CLAW_CRITICAL;
+	if (connection->queue[CLAW_HIGH].head != CLAW_NONE && !is_due(connection, CLAW_NORMAL))
+		return CLAW_HIGH;
+	return connection->queue[CLAW_NORMAL].head != CLAW_NONE ? CLAW_NORMAL : CLAW_QUEUE_NONE;
 }
 
 /* A frame is made: which queues waited through it? served: bits */
 static void count_overtaken(struct claw_connection *connection, uint32_t served)
 {
+	uint8_t *overtaken = connection->overtaken;
+	int waits = 0;
 	for (uint32_t queue = CLAW_HIGH; queue < CLAW_QUEUES; queue++) {
-		if (served & 1u << queue || connection->queue[queue].head == CLAW_NONE)
-			connection->overtaken[queue] = 0;
-		else if (connection->overtaken[queue] < CLAW_OVERTAKES)
-			connection->overtaken[queue]++;
+		if (served & 1u << queue || connection->queue[queue].head == CLAW_NONE) {
+			overtaken[queue] = 0;
+			continue;
+		}
+		waits = 1;
+		if (overtaken[queue] < CLAW_OVERTAKES)
+			overtaken[queue]++;
 	}
+	int is_any_due = is_due(connection, CLAW_HIGH) || is_due(connection, CLAW_NORMAL);
+	int is_first = served >> CLAW_CRITICAL & 1;
+	if (!waits || (!is_first && !is_any_due))
+		overtaken[CLAW_CRITICAL] = 0;
+	else if (is_first && overtaken[CLAW_CRITICAL] < CLAW_OVERTAKES)
+		overtaken[CLAW_CRITICAL]++;
 }
 
 /*
