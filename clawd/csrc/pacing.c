@@ -87,16 +87,23 @@ static void start(const struct claw_core *core, struct claw_stream *stream, stru
 	}
 }
 
+/* Of tokens that came, or went, together the first one ends a gap */
+static void count_gaps(struct claw_core *core, int hist, uint64_t *last_ns, uint64_t count, uint64_t now_ns)
+{
+	if (*last_ns)
+		claw_hist_add(&core->page.hists[hist], now_ns - *last_ns);
+	if (count > 1)
+		claw_hist_add_many(&core->page.hists[hist], 0, count - 1);
+	*last_ns = now_ns;
+}
+
 static void arrive(struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer, uint64_t now_ns)
 {
 	if (stream->arrived_seq >= stream->next_seq)
 		return;
 	uint64_t count = stream->next_seq - stream->arrived_seq;
 	stream->arrived_seq = stream->next_seq;
-	if (stream->last_arrived_ns)
-		claw_hist_add(&core->page.hists[CLAW_HIST_GAP_RAW], now_ns - stream->last_arrived_ns);
-	claw_hist_add_many(&core->page.hists[CLAW_HIST_GAP_RAW], 0, count - 1);
-	stream->last_arrived_ns = now_ns;
+	count_gaps(core, CLAW_HIST_GAP_RAW, &stream->last_arrived_ns, count, now_ns);
 	count_noticed(core, claw_pacer_arrive(pacer, now_ns, (uint32_t)count, 0));
 }
 
@@ -109,9 +116,7 @@ static void release(struct claw_core *core, struct claw_stream *stream, struct c
 	claw_hist_add(&core->page.hists[CLAW_HIST_HELD], held_ns);
 	if (stream->released_seq++ == 0)
 		claw_hist_add(&core->page.hists[CLAW_HIST_HELD_FIRST], held_ns);
-	if (stream->last_released_ns)
-		claw_hist_add(&core->page.hists[CLAW_HIST_GAP], now_ns - stream->last_released_ns);
-	stream->last_released_ns = now_ns;
+	count_gaps(core, CLAW_HIST_GAP, &stream->last_released_ns, 1, now_ns);
 	if (held_ns > stream->row.lag_ns)
 		stream->row.lag_ns = held_ns;
 	/* Smooth is behind because it was told to be, and never for good: a slower engine would gain nothing */
@@ -127,7 +132,21 @@ static void release(struct claw_core *core, struct claw_stream *stream, struct c
 	}
 }
 
-/* Whatever is before flush_seq goes, held or not. It may be a gap of any length, so it is not counted one by one. */
+/* Tokens that its pacer never knew of, for they go as they come */
+static void pass(struct claw_core *core, struct claw_stream *stream, uint64_t from_seq, uint64_t now_ns)
+{
+	uint64_t count = stream->flush_seq - from_seq;
+	count_gaps(core, CLAW_HIST_GAP_RAW, &stream->last_arrived_ns, count, now_ns);
+	count_gaps(core, CLAW_HIST_GAP, &stream->last_released_ns, count, now_ns);
+	claw_hist_add_many(&core->page.hists[CLAW_HIST_HELD], 0, count);
+	if (from_seq == 0)
+		claw_hist_add(&core->page.hists[CLAW_HIST_HELD_FIRST], 0);
+}
+
+/*
+ * Whatever is before flush_seq goes, held or not. What came after the last gap is accounted; a gap may be of any length, and
+ * what came with it and before it is not told from it.
+ */
 static void flush(struct claw_core *core, struct claw_stream *stream, struct claw_pacer *pacer, uint64_t now_ns)
 {
 	const struct claw_network quiet = { 0 };
@@ -136,6 +155,9 @@ static void flush(struct claw_core *core, struct claw_stream *stream, struct cla
 	if (stream->released_seq < stream->flush_seq)
 		stream->released_seq = stream->flush_seq;
 	if (stream->arrived_seq < stream->flush_seq) {
+		uint64_t from_seq = stream->arrived_seq > stream->gap_seq ? stream->arrived_seq : stream->gap_seq;
+		if (from_seq < stream->flush_seq)
+			pass(core, stream, from_seq, now_ns);
 		stream->arrived_seq = stream->flush_seq;
 		pacer->released_ns = now_ns;
 	}

@@ -169,7 +169,7 @@ void claw_stream_commit(struct claw_streams *streams, uint32_t index, const stru
 			stream->row.first_written_ns = spooled->written_ns;
 	} else if (spooled->kind == CLAW_GAP) {
 		stream->next_seq += spooled->count;
-		stream->flush_seq = stream->next_seq;
+		stream->flush_seq = stream->gap_seq = stream->next_seq;
 	}
 	if (spooled->ring_seq)
 		stream->ring_seq = spooled->ring_seq;
@@ -181,7 +181,7 @@ void claw_stream_drop(struct claw_streams *streams, uint32_t index, uint32_t cou
 {
 	struct claw_stream *stream = &streams->table[index];
 	stream->next_seq += count;
-	stream->flush_seq = stream->next_seq;
+	stream->flush_seq = stream->gap_seq = stream->next_seq;
 	stream->ring_seq = ring_seq;
 	claw_keep_seq(streams, stream);
 	stream->shut = 1;

@@ -28,6 +28,7 @@ struct claw_stream {
 	uint64_t arrived_seq; /* after the last token its pacer knows of */
 	uint64_t last_arrived_ns, last_released_ns; /* tokens, for the gaps */
 	uint64_t flush_seq; /* what is before is not held: an urgent token, a gap */
+	uint64_t gap_seq; /* after the last gap */
 	uint64_t released_seq; /* readers may have what is before */
 	uint64_t told_seq; /* as of when its attachments were woken last */
 	uint64_t critical_until; /* sequence after the last CRITICAL token */
