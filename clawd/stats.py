@@ -37,10 +37,12 @@ _TOTALS = [name for name, _ in ffi.typeof("struct claw_totals").fields]
 HISTS = (
     ("written_to_committed", lib.CLAW_HIST_COMMIT),
     ("written_to_sent", lib.CLAW_HIST_SEND),
+    ("released_to_sent", lib.CLAW_HIST_QUEUED),
     ("first_token", lib.CLAW_HIST_FIRST),
     ("held", lib.CLAW_HIST_HELD),
     ("gap_raw", lib.CLAW_HIST_GAP_RAW),
     ("gap", lib.CLAW_HIST_GAP),
+    ("gap_sent", lib.CLAW_HIST_GAP_SENT),
     ("release_error", lib.CLAW_HIST_RELEASE),
 )
 """The page's histograms, by the name that people and programs see."""

@@ -13,7 +13,9 @@ from clawd.core import lib
 from clawd.producer import Producer
 from rig import CREDIT, Rig
 from tests.daemon import PATIENCE_S, Daemon, until
+from tests.pace_model import MS
 from tests.test_ctl import clawctl
+from tests.test_pacing import paced
 
 TOKEN = lib.CLAW_TOKEN
 
@@ -56,6 +58,71 @@ def test_times_are_accounted_once_a_frame_is_sent() -> None:
         count, (p50,) = rig.core.quantiles(lib.CLAW_HIST_WRITTEN, (0.5,))
         assert count == 1
         assert p50 == pytest.approx(5_000_000, rel=0.035)
+
+
+def spread(rig: Rig, which: int) -> list[int]:
+    """The values in milliseconds, as near as buckets tell."""
+    count, _ = rig.core.quantiles(which, (0.0,))
+    return [round(ns / MS) for ns in rig.core.quantiles(which, [(at + 0.5) / count for at in range(count)])[1]]
+
+
+def test_gaps_are_accounted_as_they_were_sent_to_each_reader() -> None:
+    with Rig() as rig:
+        ring, clients = rig.ring(), [rig.core.connect(), rig.core.connect()]
+        ring.open(0, "s")
+        rig.turn()
+        now = time.monotonic_ns()
+        for client in clients:
+            rig.core.attach(client, 1, b"s", credit=CREDIT)
+        for texts, later_ms in ((b"ab", (1, 3)), (b"c", (41, 103))):
+            for text in texts:
+                ring.put(TOKEN, 0, bytes([text]), at=now)
+            rig.turn(now)
+            for frame, ms in zip(rig.frames, later_ms, strict=True):
+                rig.core.sent(frame, now + ms * MS)
+        assert spread(rig, lib.CLAW_HIST_GAP_SENT) == pytest.approx([0, 0, 40, 100], rel=0.05)
+        assert spread(rig, lib.CLAW_HIST_GAP) == [0, 0]
+
+
+def test_what_waits_for_room_at_a_client_waits_between_its_release_and_its_sending() -> None:
+    with Rig() as rig:
+        ring, client = rig.ring(), rig.core.connect()
+        ring.open(0, "s")
+        rig.turn()
+        now = time.monotonic_ns()
+        rig.core.attach(client, 1, b"s", credit=CREDIT)
+        rig.core.block(client, True)
+        for ms in (0, 20):  # the second one comes while the first is timed
+            ring.put(TOKEN, 0, b"a", at=now + ms * MS)
+            rig.turn(now + ms * MS)
+        rig.core.block(client, False)
+        rig.turn(now + 30 * MS)
+        rig.core.sent(rig.frames[0], now + 30 * MS)
+        ring.put(TOKEN, 0, b"b", at=now + 40 * MS)
+        rig.turn(now + 40 * MS)
+        rig.core.sent(rig.frames[0], now + 41 * MS)
+        assert spread(rig, lib.CLAW_HIST_QUEUED) == [1, 30]
+        assert spread(rig, lib.CLAW_HIST_QUEUED_FIRST) == [30]
+        assert spread(rig, lib.CLAW_HIST_COMMIT) == spread(rig, lib.CLAW_HIST_HELD) == [0, 0, 0]
+
+
+def test_urgent_tokens_are_accounted_and_gaps_are_not() -> None:
+    with paced("steady") as (clock, ring):
+        clock.read("s")
+        ring.open(1, "s")
+        ring.write(1, b"first")
+        clock.run(30 * MS)
+        for text in (b"held", b"one", b"two"):
+            ring.write(1, text, urgent=text != b"held")
+        clock.run(10 * MS)
+        ring.put(lib.CLAW_GAP, 1, b"ring_full", count=1_000_000)
+        clock.run(10 * MS)
+        ring.put(lib.CLAW_GAP, 1, b"ring_full", count=1_000_000)
+        ring.write(1, b"three", urgent=True)
+        clock.run(10 * MS)
+        rig = clock.rig
+        assert rig.core.quantiles(lib.CLAW_HIST_HELD, (1.0,)) == (5, [0])
+        assert spread(rig, lib.CLAW_HIST_GAP) == spread(rig, lib.CLAW_HIST_GAP_RAW) == [0, 0, 20, 30]
 
 
 def test_people_see_what_pacing_added_and_how_even_it_made_it(daemon: Daemon) -> None:

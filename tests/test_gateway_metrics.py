@@ -82,7 +82,7 @@ def test_figures_follow_what_happens(gateway: Gateway, daemon: Daemon) -> None:
             assert figures[f'{first}_bucket{{le="0.2",origin="requested"}}'] == 0
             assert figures[f'{first}_bucket{{le="2.0",origin="requested"}}'] == 1
             assert figures[f'{first}_sum{{origin="requested"}}'] >= 0.3
-            for side in ("raw", "released", "delivered"):
+            for side in ("raw", "released", "sent", "delivered"):
                 assert figures[f'clawd_token_gap_seconds_count{{side="{side}"}}'] == 4
                 assert figures[f'clawd_token_gap_seconds_bucket{{le="0.01",side="{side}"}}'] == 0
             assert figures['clawd_added_delay_seconds_count{by="all"}'] == 6

@@ -48,6 +48,7 @@ NOUNS = (
     "show",
     "wait",
     "turn",
+    "sent",
 )
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fvisibility=hidden",
          # cffi's generated wrappers, not ours: unused parameters and strict prototypes of the CPython headers

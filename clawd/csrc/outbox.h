@@ -45,6 +45,8 @@ struct claw_attachment {
 	uint32_t block, offset;
 	uint64_t credit_limit, credit_used; /* record bytes since attach */
 	uint64_t deadline_ns; /* while awaiting */
+	uint64_t sent_ns; /* its last token, 0 = none was */
+	uint64_t timed_seq, timed_ns; /* a token whose time until it is sent is taken, and its release; 0 = none is */
 };
 
 struct claw_connection {

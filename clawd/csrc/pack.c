@@ -28,6 +28,19 @@ static void queue_by_class(struct claw_outbox *outbox)
 	}
 }
 
+/* Of what was released just now, each reader's next token is timed, unless one is that it has not been sent */
+static void time_next(struct claw_outbox *outbox, const struct claw_stream *stream)
+{
+	for (uint32_t at = stream->attachments; at != CLAW_NONE; at = outbox->attachments[at].next_of_stream) {
+		struct claw_attachment *attachment = &outbox->attachments[at];
+		if (attachment->timed_ns || stream->told_seq == stream->released_seq ||
+		    attachment->next_seq > stream->told_seq)
+			continue;
+		attachment->timed_seq = stream->told_seq;
+		attachment->timed_ns = stream->last_released_ns;
+	}
+}
+
 void claw_outbox_wake(struct claw_outbox *outbox)
 {
 	struct claw_streams *streams = outbox->streams;
@@ -43,6 +56,7 @@ void claw_outbox_wake(struct claw_outbox *outbox)
 		/* All that came is held by its pacer */
 		if (stream->state == CLAW_STREAM_LIVE && stream->told_seq == stream->released_seq && stream->told)
 			continue;
+		time_next(outbox, stream);
 		stream->told_seq = stream->released_seq;
 		stream->told = 1;
 		queue_readers(outbox, stream);

@@ -8,7 +8,7 @@
  */
 enum {
 	CLAW_PAGE_MAGIC = 0x53574c43, /* "CLWS" */
-	CLAW_PAGE_LAYOUT = 4,
+	CLAW_PAGE_LAYOUT = 5,
 	CLAW_PAGE_REASON = 96, /* bytes; what is longer is cut at a character */
 	CLAW_PAGE_LABEL = 64,
 	CLAW_PAGE_VERSION = 32,
@@ -101,7 +101,10 @@ enum {
 	CLAW_HIST_COMMIT_FIRST = 9, /* of COMMIT, HELD and SEND those that are sequence 0: what is left is the rest */
 	CLAW_HIST_HELD_FIRST = 10,
 	CLAW_HIST_SEND_FIRST = 11,
-	CLAW_HIST_COUNT = 12,
+	CLAW_HIST_GAP_SENT = 12, /* between a stream's tokens, as they were sent to each reader */
+	CLAW_HIST_QUEUED = 13, /* released → sent, one token at a time for each reader */
+	CLAW_HIST_QUEUED_FIRST = 14, /* those of QUEUED that are sequence 0 */
+	CLAW_HIST_COUNT = 15,
 };
 
 /*

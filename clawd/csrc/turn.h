@@ -77,6 +77,8 @@ struct claw_core {
 
 /* Returns how long that was; -1: the times were not believed, and are counted as odd. */
 int64_t claw_account(struct claw_core *core, int hist, uint64_t from_ns, uint64_t to_ns);
+/* turn.c: renew the outcome's count of first tokens that are waited for; one may be sent between turns */
+void claw_tell_first(struct claw_core *core);
 /* show.c: the page */
 void claw_show(struct claw_core *core, uint64_t now_ns);
 /* `whole`: also who is at its other end */

@@ -30,7 +30,8 @@ USER = (
     ("written", "requested", lib.CLAW_HIST_WRITTEN, None, _MODEL_US),
     ("committed", "written", lib.CLAW_HIST_COMMIT_FIRST, lib.CLAW_HIST_COMMIT, _RELAY_US),
     ("released", "committed", lib.CLAW_HIST_HELD_FIRST, lib.CLAW_HIST_HELD, _RELAY_US),
-    ("sent", "written", lib.CLAW_HIST_SEND_FIRST, lib.CLAW_HIST_SEND, _RELAY_US),
+    ("sent", "released", lib.CLAW_HIST_QUEUED_FIRST, lib.CLAW_HIST_QUEUED, _RELAY_US),
+    ("relay", "written", lib.CLAW_HIST_SEND_FIRST, lib.CLAW_HIST_SEND, _RELAY_US),
 )
 KERNEL = (("socket", "write"), ("device", "socket"), ("acked", "device"))
 STAGES = (*(row[0] for row in USER), *(row[0] for row in KERNEL))

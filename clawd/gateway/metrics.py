@@ -167,14 +167,16 @@ class _Collector(Collector):
             ({"origin": "opened"}, opened, max(0, first.sum_ns - told.sum_ns) / 1e9),
         )
         gaps = [_page_row(page.hist(lib.CLAW_HIST_GAP_RAW), side="raw"),
-                _page_row(page.hist(lib.CLAW_HIST_GAP), side="released")]  # fmt: skip
+                _page_row(page.hist(lib.CLAW_HIST_GAP), side="released"),
+                _page_row(page.hist(lib.CLAW_HIST_GAP_SENT), side="sent")]  # fmt: skip
         added = [_page_row(page.hist(lib.CLAW_HIST_HELD), by="pacer")]
         if self._figures is not None:
             gaps.append(_of(self._figures.delivered_gap, side="delivered"))
             added.append(_of(self._figures.added, by="all"))
         yield make.histogram(
             "token_gap_seconds",
-            "Between two tokens of a stream: raw as they came, released by the pacer, delivered by the gateway.",
+            "Between two tokens of a stream: raw as they came, released by the pacer, sent to a client, delivered by"
+            " the gateway.",
             *gaps,
         )
         yield make.histogram(
