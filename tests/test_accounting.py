@@ -138,7 +138,9 @@ def test_people_see_what_pacing_added_and_how_even_it_made_it(daemon: Daemon) ->
         assert held["max_ns"] >= 0.97 * held["p99_ns"] > 50_000_000
         assert gap["max_ns"] >= 0.97 * gap["p99_ns"] > 5_000_000
         shown = clawctl(daemon.runtime_dir, "status").stdout
-        assert "pacers     0 turned slower, 1 nearly full, 1 ran empty," in shown
+        full, empty = (status["totals"][f"paced_{what}_water"] for what in ("high", "low"))
+        assert full, "of ten that come at once"
+        assert f" turned slower, {full} nearly full, {empty} ran empty," in shown
         live = clawctl(daemon.runtime_dir, "top", "--count", "1", "--interval", "0.1").stdout
         gaps = next(line for line in live.splitlines() if line.startswith("latency    gap:"))
         assert "; raw p50" in gaps
