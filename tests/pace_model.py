@@ -55,6 +55,7 @@ class Model:
     pace_ns: int = 0
     error_ns: int = 0
     stray_ns: int = 0
+    uneven_ns: int = 0
     long_gaps: int = 0
     delay_ns: int = 0
     least: list[int] = field(default_factory=lambda: [NEVER, NEVER])
@@ -74,7 +75,7 @@ class Model:
             self.run = (self.run[0], self.run[1] + count)
         else:
             if self.run:
-                noticed = self.learn(min(now - self.run[0], 3600 * SECOND) // self.run[1])
+                noticed = self.learn(min(now - self.run[0], 3600 * SECOND) // self.run[1], self.run[1])
             self.run = (now, count)
         if not self.queued and self.mode == "steady" and self.released_ns:
             self.filling = True
@@ -90,9 +91,9 @@ class Model:
             self.flush = self.queued
         return noticed
 
-    def learn(self, share: int) -> int:
+    def learn(self, share: int, tokens: int) -> int:
         if not self.gaps:
-            self.gaps, self.gap_ns, self.pace_ns = 1, share, share
+            self.gaps, self.gap_ns, self.pace_ns, self.uneven_ns = 1, share, share, share
             return 0
         if 2 * share > 3 * self.gap_ns:
             self.long_gaps += 1
@@ -105,6 +106,8 @@ class Model:
         error = share - self.gap_ns
         self.error_ns = follow(self.error_ns, error, 51)
         self.stray_ns = follow(self.stray_ns, abs(error), 51)
+        odd = min(abs(error), 2 * self.uneven_ns + (self.gap_ns >> 6))
+        self.uneven_ns = self.gap_ns if tokens > 1 else follow(self.uneven_ns, odd, 51)
         alpha = 26
         if self.stray_ns:
             alpha = min(max(77 * abs(self.error_ns) // self.stray_ns, 26), 77)
@@ -138,6 +141,9 @@ class Model:
                 gap -= min((least - stray) // 12, pace // 8)
             else:
                 gap += min((stray - least) // 16, pace // 16)
+        early = pace // 8 - 2 * self.uneven_ns
+        if self.gaps and early > 0:
+            gap = min(gap, max(gap - early, pace - pace // 8))
         tokens = 0
         for arrived, count in self.runs[: self.pace.prefetch]:
             tokens += count

@@ -200,6 +200,22 @@ def test_even_input_is_not_held(rate: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("one_in", "late_ms", "p99_ms"), [(50, 2, 1), (200, 8, 5)])
+def test_an_even_stream_that_its_host_disturbs_is_hardly_held(
+    seed: int, one_in: int, late_ms: int, p99_ms: int
+) -> None:
+    luck = random.Random(seed)
+    times = [at + 50 * MS + int(luck.gauss(0, 0.1) * MS) for at in even(50, 2000)]
+    times = [at + int(luck.uniform(0.5, 1) * late_ms * MS) * (luck.randrange(one_in) == 0) for at in times]
+    went, held, _ = play(times, late_ns=100_000)
+    assert quantile(held[50:], 0.5) <= 0.2
+    assert quantile(held[50:], 0.99) <= p99_ms
+    delivered = gaps(went, skip=50)
+    assert min(delivered) >= 17
+    assert sum(gap <= 23 for gap in delivered) / len(delivered) >= 0.99, "the rest were late already"
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_jitter_of_8_ms_is_taken_out(seed: int) -> None:
     luck = random.Random(seed)
     times, latest = [], 0

@@ -67,7 +67,7 @@ static uint32_t learn(struct claw_pacer *pacer, uint64_t delta_ns)
 	const uint64_t hour_ns = 3600000000000;
 	int64_t share = (int64_t)(at_most(delta_ns, hour_ns) / pacer->run_tokens);
 	if (!pacer->learnt) {
-		pacer->gap_ns = pacer->pace_ns = share;
+		pacer->gap_ns = pacer->pace_ns = pacer->uneven_ns = share;
 		pacer->learnt = 1;
 		return 0;
 	}
@@ -87,6 +87,9 @@ static uint32_t learn(struct claw_pacer *pacer, uint64_t delta_ns)
 	int64_t size = error < 0 ? -error : error;
 	pacer->error_ns = follow(pacer->error_ns, error, TRACK);
 	pacer->stray_ns = follow(pacer->stray_ns, size, TRACK);
+	int64_t odd_ns = 2 * pacer->uneven_ns + (pacer->gap_ns >> 6);
+	pacer->uneven_ns = pacer->run_tokens > 1 ? pacer->gap_ns :
+						   follow(pacer->uneven_ns, size < odd_ns ? size : odd_ns, TRACK);
 	int64_t alpha = ALPHA_MIN;
 	if (pacer->stray_ns) {
 		int64_t lead = pacer->error_ns < 0 ? -pacer->error_ns : pacer->error_ns;
@@ -155,6 +158,11 @@ static uint64_t smooth_due(const struct claw_pacer *pacer, const struct claw_pac
 		part_ns = part_ns < most_ns ? part_ns : most_ns;
 		gap_ns += spare_ns > 0 ? -part_ns : part_ns;
 	}
+	/* Of an even stream: a gap that is an eighth shorter is even, too */
+	int64_t early_ns = pace_ns / 8 - 2 * pacer->uneven_ns;
+	int64_t shortest_ns = pace_ns - pace_ns / 8;
+	if (pacer->learnt && early_ns > 0 && gap_ns > shortest_ns)
+		gap_ns = gap_ns - early_ns > shortest_ns ? gap_ns - early_ns : shortest_ns;
 	/* So that those behind it are not late either, and nothing has to go in a heap when they would be */
 	uint64_t tokens = 0;
 	for (uint32_t i = 0; i < pacer->run_count && i < pace->prefetch; i++) {

@@ -7,7 +7,9 @@
  * smooth  the producer's own pace without its jitter, and never more than max_delay behind. What the pace is, and how far
  *         arrivals stray from it, is learnt from the gaps; tokens that arrive at once share the gap before them. The least
  *         that any token of the last quarter second was held is what could be saved: it is brought down to the usual
- *         stray, an eighth of the pace at most, so an even stream is not held at all and a burst is worked off unseen.
+ *         stray, an eighth of the pace at most, so a burst is worked off unseen. Where arrivals are even, a token goes up
+ *         to an eighth of the pace early: one that comes about when it should is not held, and one that was late holds
+ *         up only the next few.
  * steady  a token bucket, then a leaky bucket: each stream's rate has a bound whatever its producer does.
  *
  * Times are ns of one monotonic clock, rates tokens in 1,000 s.
@@ -64,6 +66,7 @@ struct claw_pacer {
 	uint64_t run_tokens;
 	int64_t gap_ns, pace_ns; /* a token's share: predicted, and that without its ripple */
 	int64_t error_ns, stray_ns; /* of the prediction: mean with its sign, and without */
+	int64_t uneven_ns; /* stray_ns, but a single one that is far off counts little, and more than one at once is far off */
 	int64_t delay_ns; /* as usual */
 	uint64_t least_ns[2]; /* that a token was held: in the last quarter second, in this one */
 	uint64_t least_until_ns;
