@@ -18,6 +18,7 @@ import counts
 from mutant import COMMIT, DISTURB, EDGE, FUZZ, PUBLISH, RACE, TORN, Mutant
 from mutants_boost import BOOST
 from mutants_far import FAR
+from mutants_pace import PACE
 from mutants_start import START
 from mutants_tune import TUNE
 
@@ -198,7 +199,7 @@ MUTANTS = (
         "a handle is opened twice",
         "csrc/intake.c",
         "	if (earlier != CLAW_NONE && earlier != CLAW_UNSURE)\n		return -CLAW_BAD_HANDLE;\n",
-        "",
+        "	(void)earlier;\n",
         FUZZ + "[fuzz_core]",
     ),
     # the spool
@@ -220,6 +221,7 @@ MUTANTS = (
         often=True,
     ),
     *FAR,
+    *PACE,
     *START,
     *TUNE,
     *BOOST,

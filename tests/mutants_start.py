@@ -70,6 +70,6 @@ START = (
         "server/instance.py",
         'lines[1:] != [boot, ""]',
         "False",
-        "test_restart.py::test_what_is_of_another_boot_is_swept",
+        "test_left.py::test_what_is_of_another_boot_is_swept",
     ),
 )

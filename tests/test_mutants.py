@@ -17,3 +17,10 @@ pytestmark = pytest.mark.plain
 def test_what_a_mutant_breaks_is_there_once(mutant: Mutant) -> None:
     text = (Path(clawd.__file__).parent / mutant.file).read_text()
     assert text.count(mutant.old) == 1
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_test_that_must_catch_it_is_there(mutant: Mutant) -> None:
+    file, _, name = mutant.test.partition("::")
+    text = (Path(__file__).parent / file).read_text()
+    assert f"def {name.partition('[')[0]}(" in text
