@@ -33,6 +33,7 @@ static __always_inline void acknowledge(struct claw_track *track, u32 seq, u64 n
 		if (track->acked == track->left || is_after(send->end, seq))
 			break;
 		account(CLAW_STAGE_ACKED, track->class, send->device_ns ? send->device_ns : send->left_ns, now_ns);
+		account(CLAW_STAGE_NETWORK, track->class, send->entered_ns, now_ns);
 		track->acked++;
 	}
 }

@@ -3,11 +3,12 @@
 #ifndef CLAW_TRACER_H
 #define CLAW_TRACER_H
 
-/* Stages of a write to a tcp client, each since the one before; Python has the same names, in this order */
+/* Stages of a write to a tcp client; Python has the same names, in this order */
 enum {
 	CLAW_STAGE_SOCKET, /* given to the kernel → left the socket for the device's queue */
 	CLAW_STAGE_DEVICE, /* → handed to the device's driver */
 	CLAW_STAGE_ACKED, /* → acknowledged by the client; since it left the socket, where the driver's part is not seen */
+	CLAW_STAGE_NETWORK, /* all three: given to the kernel → acknowledged */
 	CLAW_STAGE_RUNQ, /* a thread of clawd was woken, or pre-empted → it ran */
 	CLAW_STAGES,
 };

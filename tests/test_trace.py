@@ -78,7 +78,7 @@ def test_stages_count_what_came_since_the_trace_began(daemon: Daemon) -> None:
     reason = "needs root" if os.geteuid() else "bcc is not installed; apt-get install python3-bpfcc"
     assert (dark["count"], dark["p50_us"], dark["backend"]) == (0, None, f"none: {reason}")
     text = trace_stages.show(value)
-    assert f"socket, device, acked: none: {reason}" in text.replace("\n    ", " ")
+    assert f"socket, device, acked, network: none: {reason}" in text.replace("\n    ", " ")
     assert "cost:" in text
     assert max(map(len, text.splitlines())) <= 80
 

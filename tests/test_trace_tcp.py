@@ -87,7 +87,7 @@ def test_every_stage_tells_first_tokens_from_the_rest(seed: int, tmp_path: Path)
     for stage in ("committed", "released", "relay"):
         assert (found[stage, "first"]["count"], found[stage, "rest"]["count"]) == (1, TOKENS - 1), stage
     assert found["sent", "rest"]["count"] == TOKENS - 1, "each went before the next was written"
-    for stage in ("socket", "device", "acked"):
+    for stage in ("socket", "device", "acked", "network"):
         row = found[stage, "first"]
         assert row["count"] >= 1, stage  # the first token, on the express lane
         assert row["p50_us"] <= row["p99_us"] <= row["max_us"], stage
@@ -103,10 +103,14 @@ def test_a_long_way_shows_at_the_acknowledgement_alone(seed: int, tmp_path: Path
         with Trace(made.daemon.runtime_dir, ("writes",)) as trace:
             stream(producer, consumer, "s")
             until(lambda: rows(trace.collect())["acked", "rest"]["count"] >= TOKENS - 1, "acknowledged")
-            found = rows(trace.collect())
+            value = trace.collect()
+    found = rows(value)
     slow = {place for place, row in found.items() if row["count"] and row["p50_us"] >= 15_000}
     # The first token waits for its reader, who is as far away
-    assert slow - {("relay", "first")} == {("acked", "first"), ("acked", "rest")}
+    far = {(stage, klass) for stage in ("acked", "network") for klass in ("first", "rest")}
+    assert slow - {("relay", "first")} == far
+    assert all(found["network", klass]["budget_us"] == 50_000 for klass in ("first", "rest"))
+    assert "%" not in next(line for line in trace_stages.show(value).splitlines() if line.startswith("acked"))
 
 
 def test_a_client_has_its_lane(seed: int, tmp_path: Path) -> None:

@@ -33,7 +33,13 @@ USER = (
     ("sent", "released", lib.CLAW_HIST_QUEUED_FIRST, lib.CLAW_HIST_QUEUED, _RELAY_US),
     ("relay", "written", lib.CLAW_HIST_SEND_FIRST, lib.CLAW_HIST_SEND, _RELAY_US),
 )
-KERNEL = (("socket", "write"), ("device", "socket"), ("acked", "device"))
+KERNEL = (
+    # The whole last: its parts have no budget of their own
+    ("socket", "write", None),
+    ("device", "socket", None),
+    ("acked", "device", None),
+    ("network", "write", _NETWORK_US),
+)
 STAGES = (*(row[0] for row in USER), *(row[0] for row in KERNEL))
 CLASS_NAMES = ("first", "rest")
 
@@ -41,7 +47,7 @@ CLASS_NAMES = ("first", "rest")
 @dataclass(frozen=True)
 class Row:
     """One stage's durations since the trace began. `since`: the moment it is counted from. `backend`: what tells it, or
-    why nothing does. `budget_us` of the whole part that it belongs to.
+    why nothing does. `budget_us` of the whole part that it belongs to, None of what is a part of a row that has one.
     """
 
     name: str
@@ -121,11 +127,11 @@ class Trace:
         backends = self.tracer.backends if self.tracer else {}
         lacking = self.tracer.lacking if self.tracer else {}
         stages = [*KERNEL] if "writes" in self._parts else []
-        for name, since in stages:
+        for name, since, budget_us in stages:
             for klass in reversed(CLASSES):
                 hist = seen.hists[name, klass] if seen else Hist()
                 backend = backends.get(name) or f"none: {lacking.get(name) or self.reason}"
-                yield _of_hist(name, klass, since, hist, _NETWORK_US, backend)
+                yield _of_hist(name, klass, since, hist, budget_us, backend)
         if "sched" in self._parts:
             hist = seen.hists["runq", "rest"] if seen else Hist()
             backend = backends.get("runq") or f"none: {lacking.get('runq') or self.reason}"
@@ -174,7 +180,14 @@ def _us(value_ns: int) -> float:
 
 
 def _row(
-    name: str, klass: str, since: str, count: int, values_ns: list[int], max_ns: int, budget_us: int, backend: str
+    name: str,
+    klass: str,
+    since: str,
+    count: int,
+    values_ns: list[int],
+    max_ns: int,
+    budget_us: int | None,
+    backend: str,
 ) -> Row:
     p50, p90, p99, longest = (_us(value) if count else None for value in (*values_ns, max_ns))
     return Row(name, klass, since, count, p50, p90, p99, longest, budget_us, backend)
@@ -186,7 +199,7 @@ def _of_page(name: str, klass: str, since: str, hist: Any, budget_us: int) -> Ro
     return _row(name, klass, since, count, values, quantiles(hist, (1.0,))[1][0], budget_us, "core")
 
 
-def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int, backend: str) -> Row:
+def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int | None, backend: str) -> Row:
     # The middle of a bucket may be beyond the longest of those in it, which is known
     values = [min(hist.quantile(share), hist.max_ns) for share in SHARES]
     return _row(name, klass, since, hist.count, values, hist.max_ns, budget_us, backend)

@@ -14,7 +14,7 @@ from clawd.kernel import bpfcall
 from clawd.kernel.bpf import Loaded
 from clawd.kernel.bpfcall import Table
 
-STAGES = ("socket", "device", "acked", "runq")
+STAGES = ("socket", "device", "acked", "network", "runq")
 CLASSES = ("rest", "first")
 COUNTERS = ("writes", "sent_bytes", "packets", "missed", "preempted")
 """All three as in ebpf/tracer.h."""

@@ -128,7 +128,7 @@ class Tracer:
         except HostError as error:
             self.lacking["stamps"] = error.message
             return False
-        self.backends |= dict.fromkeys(("socket", "device", "acked"), BACKEND)
+        self.backends |= dict.fromkeys(("socket", "device", "acked", "network"), BACKEND)
         return True
 
     def _load(self, stack: contextlib.ExitStack, parts: tuple[str, ...]) -> None:
@@ -142,7 +142,7 @@ class Tracer:
         if "writes" in parts:
             self._attempt("socket", lambda: self._follow(stack))
             if "socket" in self.backends:
-                self.backends["acked"] = self.backends["socket"]
+                self.backends |= dict.fromkeys(("acked", "network"), self.backends["socket"])
                 self._attempt("device", lambda: self._first_of(stack, DRIVEN))
         if "sched" in parts:
             self._attempt("runq", lambda: self._at_tracepoints(stack, "claw_woken", "claw_switched"))
