@@ -42,7 +42,7 @@ BPF_SK_STORAGE(tracks, struct claw_track);
 BPF_F_TABLE("array", u32, u64, hist, CLAW_STAGES *CLAW_CLASSES *CLAW_BUCKETS, CLAW_MAPPED);
 /* stage × classes + class: the longest, in nanoseconds */
 BPF_ARRAY(longest, u64, CLAW_STAGES *CLAW_CLASSES);
-/* By CLAW_WRITES … CLAW_PREEMPTED */
+/* By CLAW_WRITES … CLAW_FULL_TAKERS */
 BPF_PERCPU_ARRAY(counters, u64, CLAW_COUNTERS);
 
 static __always_inline void count(u32 which, u64 by)

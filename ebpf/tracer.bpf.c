@@ -18,12 +18,27 @@
 
 #define CLAW_MAPPED 1024 /* BPF_F_MMAPABLE of linux/bpf.h */
 #define CLAW_TCP 6 /* IPPROTO_TCP */
+#define CLAW_CLOSE 7 /* TCP_CLOSE of linux/tcp_states.h, told by a tracepoint to everyone */
 #define CLAW_PACKETS_MAX 4096
+#ifndef CLAW_SOCKETS_MAX
+#define CLAW_SOCKETS_MAX 4096
+#endif
+#ifndef CLAW_THREADS_MAX
+#define CLAW_THREADS_MAX 1024
+#endif
+#ifndef CLAW_WAITS_MAX
+#define CLAW_WAITS_MAX CLAW_THREADS_MAX
+#endif
+#ifndef CLAW_TAKERS_MAX
+#define CLAW_TAKERS_MAX 1024
+#endif
 
 /* By port, of the lanes: their class. Without a row a port's class is CLAW_CLASS_REST. */
 BPF_HASH(lanes, u32, u32, 64);
-/* By the socket's address, a name too. The least used goes when it is full. */
-BPF_TABLE("lru_hash", u64, struct claw_track, tracks, 4096);
+/* By the socket's address, which is a name here; until it is closed. What finds it full is counted: a table that made
+ * room by itself would take that of a socket in use, whose writes then seem to have been acknowledged never.
+ */
+BPF_HASH(tracks, u64, struct claw_track, CLAW_SOCKETS_MAX);
 /* One, of zeros: a track is too large for the stack */
 BPF_ARRAY(blank, struct claw_track, 1);
 /* By some bits of the packet's address, which is a name here and never followed. Where two meet, the later one stays:
@@ -35,12 +50,12 @@ BPF_F_TABLE("array", u32, u64, hist, CLAW_STAGES *CLAW_CLASSES *CLAW_BUCKETS, CL
 /* stage × classes + class: the longest, in nanoseconds */
 BPF_ARRAY(longest, u64, CLAW_STAGES *CLAW_CLASSES);
 /* By thread id: clawd's threads, put in by the reader */
-BPF_HASH(threads, u32, u32, 1024);
+BPF_HASH(threads, u32, u32, CLAW_THREADS_MAX);
 /* By thread id: since when it waits for a processor */
-BPF_HASH(waiting, u32, u64, 1024);
-/* By name: who had the processor meanwhile. Full: not told. */
-BPF_HASH(takers, struct claw_taker, struct claw_taken, 1024);
-/* By CLAW_WRITES … CLAW_PREEMPTED */
+BPF_HASH(waiting, u32, u64, CLAW_WAITS_MAX);
+/* By name: who had the processor meanwhile */
+BPF_HASH(takers, struct claw_taker, struct claw_taken, CLAW_TAKERS_MAX);
+/* By CLAW_WRITES … CLAW_FULL_TAKERS */
 BPF_PERCPU_ARRAY(counters, u64, CLAW_COUNTERS);
 
 static __always_inline void count(u32 which, u64 by)
@@ -78,7 +93,10 @@ static __always_inline struct claw_track *track_of(u64 sk)
 	zeros = blank.lookup(&first);
 	if (!zeros)
 		return 0;
-	tracks.update(&sk, zeros);
+	if (tracks.update(&sk, zeros)) {
+		count(CLAW_FULL_SOCKETS, 1);
+		return 0;
+	}
 	return tracks.lookup(&sk);
 }
 
@@ -150,6 +168,10 @@ static __always_inline int end_write(u64 sk, int sent)
 
 	if (!track || !track->entered_ns)
 		return 0;
+	if (sent <= 0 && !track->flags) {
+		tracks.delete(&sk); /* it may have been closed before, and will not be again */
+		return 0;
+	}
 	if (sent > 0) {
 		count(CLAW_WRITES, 1);
 		count(CLAW_SENT_BYTES, sent);
@@ -203,6 +225,16 @@ int ENTRY(tcp_sendmsg)(u64 *ctx)
 int EXIT(tcp_sendmsg)(u64 *ctx)
 {
 	return end_write(ctx[0], (int)ctx[3]);
+}
+
+/* inet_sock_set_state(sk, before, after) */
+int claw_closed(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 sk = ctx->args[0];
+
+	if ((int)ctx->args[2] == CLAW_CLOSE)
+		tracks.delete(&sk);
+	return 0;
 }
 
 static __always_inline struct claw_track *tracked(struct __sk_buff *skb, struct parsed *ret)
@@ -321,8 +353,8 @@ static __always_inline void wait_from(u32 thread)
 {
 	u64 now_ns = bpf_ktime_get_ns();
 
-	if (threads.lookup(&thread))
-		waiting.update(&thread, &now_ns);
+	if (threads.lookup(&thread) && waiting.update(&thread, &now_ns))
+		count(CLAW_FULL_WAITS, 1);
 }
 
 int claw_woken(struct tracepoint__sched__sched_wakeup *args)
@@ -335,9 +367,13 @@ static __always_inline struct claw_taken *taken_by(const char *comm)
 {
 	struct claw_taker taker = {};
 	struct claw_taken nothing = {};
+	struct claw_taken *found;
 
 	__builtin_memcpy(taker.comm, comm, sizeof(taker.comm));
-	return takers.lookup_or_try_init(&taker, &nothing);
+	found = takers.lookup_or_try_init(&taker, &nothing);
+	if (!found)
+		count(CLAW_FULL_TAKERS, 1);
+	return found;
 }
 
 int claw_switched(struct tracepoint__sched__sched_switch *args)

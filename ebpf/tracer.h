@@ -91,6 +91,9 @@ enum {
 	CLAW_PACKETS,
 	CLAW_MISSED, /* writes whose place in the stream was not known, or that were too many under way */
 	CLAW_PREEMPTED,
+	CLAW_FULL_SOCKETS, /* parts of writes whose socket found no room in the table */
+	CLAW_FULL_WAITS, /* waits of threads that found none */
+	CLAW_FULL_TAKERS, /* waits and pre-emptions that count, and whose taker found none */
 	CLAW_COUNTERS,
 };
 

@@ -29,6 +29,7 @@ from tests.daemon import PATIENCE_S, Daemon, until
 from tests.test_ctl import clawctl, command
 
 pytestmark = pytest.mark.plain
+COST = {"cpu_ns": 1, "bpf_ns": 10, "bpf_runs": 2, "bpf_share": 0.001}
 
 
 @pytest.fixture(autouse=True)
@@ -297,12 +298,20 @@ def test_a_file_that_was_cut_off_still_opens(tmp_path: Path) -> None:
 def test_who_had_the_processor_is_a_table() -> None:
     value = {
         "stages": [],
-        "counters": {},
+        "counters": {"missed": 0, "full_threads": 2, "full_takers": 3},
         "preempted": 7,
         "takers": [{"name": "cc1\x1b[2J", "waits": 3, "wait_ns": 5_000_000, "preempted": 2}],
-        "cost": {"cpu_ns": 1, "bpf_ns": 10, "bpf_runs": 2, "bpf_share": 0.001},
+        "cost": COST,
     }
     text = trace_sched.show(value)
     assert "clawd was pre-empted 7 times" in text
     assert "cc1?[2J" in text
     assert "5 ns a run" in text
+    assert "not followed: 2 threads, for want of room; 3 times who had the processor" in text
+
+
+def test_writes_that_were_not_followed_are_told_to_people_too() -> None:
+    value: dict[str, Any] = {"stages": [], "counters": {"missed": 7, "full_sockets": 0, "writes": 9}, "cost": COST}
+    assert "not followed: 7 writes, of sockets that were busy" in trace_stages.show(value)
+    value["counters"]["missed"] = 0
+    assert "not followed" not in trace_stages.show(value)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from clawd.ctl import render
-from clawd.ctl.trace_stages import Trace, told_cost
-from clawd.ctl.trace_stages import show as show_stages
+from clawd.ctl.trace_stages import Trace, told_cost, told_losses, told_stages
 
 TAKERS_MAX = 10
 
@@ -27,7 +26,6 @@ def collect(trace: Trace) -> dict[str, Any]:
 
 def show(value: dict[str, Any]) -> str:
     rows = [(row["name"], row["waits"], render.duration(row["wait_ns"]), row["preempted"]) for row in value["takers"]]
-    head = show_stages({**value, "counters": {}}).splitlines()[:-1]
-    head.append(f"clawd was pre-empted {value['preempted']} times")
+    head = [*told_stages(value), f"clawd was pre-empted {value['preempted']} times"]
     table = [render.table(("had the processor", "waits", "waited", "pre-empted"), rows)] if rows else []
-    return "\n".join([*head, *table, told_cost(value)])
+    return "\n".join([*head, *table, *told_losses(value), told_cost(value)])

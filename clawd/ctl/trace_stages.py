@@ -42,6 +42,14 @@ KERNEL = (
 )
 STAGES = (*(row[0] for row in USER), *(row[0] for row in KERNEL))
 CLASS_NAMES = ("first", "rest")
+LOSSES = {
+    "missed": "writes, of sockets that were busy when the trace began, or with too many under way",
+    "full_sockets": "parts of writes, for want of room for their sockets",
+    "full_threads": "threads, for want of room",
+    "full_waits": "waits for a processor, for want of room",
+    "full_takers": "times who had the processor, for want of room for its name",
+}
+"""By counter: what was not followed."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,11 @@ def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int | Non
 
 
 def show(value: dict[str, Any]) -> str:
+    return "\n".join([*told_stages(value), *told_losses(value), told_cost(value)])
+
+
+def told_stages(value: dict[str, Any]) -> list[str]:
+    """The table, and what tells it."""
     header = ("stage", "class", "since", "count", "p50", "p90", "p99", "max", "budget")
     rows = [
         (
@@ -218,9 +231,8 @@ def show(value: dict[str, Any]) -> str:
         )
         for row in value["stages"]
     ]
-    lines = [render.table(header, rows)]
-    lines += [render.fold(f"{', '.join(names)}: {render.cell(backend)}", 4) for backend, names in _backends(value)]
-    return "\n".join([*lines, told_cost(value)])
+    told = [render.fold(f"{', '.join(names)}: {render.cell(backend)}", 4) for backend, names in _backends(value)]
+    return [render.table(header, rows), *told]
 
 
 def _time(value_us: float | None) -> str | None:
@@ -247,12 +259,16 @@ def _backends(value: dict[str, Any]) -> list[tuple[str, list[str]]]:
 def told_cost(value: dict[str, Any]) -> str:
     """In a line."""
     cost = value["cost"]
-    counters = value.get("counters") or {}
     told = f"cost: {render.duration(cost['cpu_ns'])} of processor time here"
     if cost["bpf_ns"] is not None:
         each_ns = cost["bpf_ns"] // max(1, cost["bpf_runs"])
         share = 100 * (cost["bpf_share"] or 0)
         told += f", {render.duration(cost['bpf_ns'])} ({share:.3f}%) in the kernel, {each_ns} ns a run"
-    if counters.get("missed"):
-        told += f"; {counters['missed']} writes not followed"
     return render.fold(told, 6)
+
+
+def told_losses(value: dict[str, Any]) -> list[str]:
+    """In a line, what the tracer saw and could not follow; none when that is nothing."""
+    counters = value.get("counters") or {}
+    told = [f"{counters[name]} {what}" for name, what in LOSSES.items() if counters.get(name)]
+    return [render.fold(f"not followed: {'; '.join(told)}", 4)] if told else []

@@ -16,7 +16,16 @@ from clawd.kernel.bpfcall import Table
 
 STAGES = ("socket", "device", "acked", "network", "runq")
 CLASSES = ("rest", "first")
-COUNTERS = ("writes", "sent_bytes", "packets", "missed", "preempted")
+COUNTERS = (
+    "writes",
+    "sent_bytes",
+    "packets",
+    "missed",
+    "preempted",
+    "full_sockets",
+    "full_waits",
+    "full_takers",
+)
 """All three as in ebpf/tracer.h."""
 CUT_BITS = 4
 BUCKETS = 592

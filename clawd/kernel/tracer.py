@@ -42,6 +42,7 @@ WRITES = (
 )
 """The newest first; which there are depends on the kernel, not on its version."""
 DRIVEN = (("claw_driven", "RAW_TRACEPOINT", "net_dev_xmit"),)
+CLOSED = (("claw_closed", "RAW_TRACEPOINT", "inet_sock_set_state"),)
 
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Its inode, the same on every host: PID_NS_INIT_INO of linux/nsfs.h. The numbers of processes that programs in the
@@ -51,8 +52,9 @@ kernel see are those in it.
 
 @dataclass(frozen=True)
 class Look:
-    """What was counted since entry. `takers`: who had the processor that a thread of clawd waited for: waits, their
-    time in nanoseconds, how many of these were pre-emptions.
+    """What was counted since entry. `counters`: those of COUNTERS, and `full_threads`, how many threads are not
+    followed now for want of room. `takers`: who had the processor that a thread of clawd waited for: waits, their time
+    in nanoseconds, how many of these were pre-emptions.
     """
 
     hists: Mapping[tuple[str, str], Hist]
@@ -93,6 +95,9 @@ class Tracer:
     _stamps: Stamps | None = None
     _loaded: bpf.Loaded | None = None
     _counted: Counted | None = None
+    _threads: set[int] = field(default_factory=set)
+    """Those that are followed."""
+    _full_threads: int = 0
 
     def __enter__(self) -> Tracer:
         began_ns = time.monotonic_ns()
@@ -163,6 +168,7 @@ class Tracer:
                 stack.callback(os.close, bpfcall.attach(self._program(name), directory, kind))
         finally:
             os.close(directory)
+        self._first_of(stack, CLOSED)  # before a socket takes room that nobody would free
         used = [self._first_of(stack, choices) for choices in WRITES]
         return f"{', '.join(dict.fromkeys(used))}; cgroup_skb"
 
@@ -202,10 +208,24 @@ class Tracer:
             self.backends["socket"] = BACKEND + (others if self._stamps.unseen else "")
         if "runq" not in self.backends or not self._loaded:
             return
-        table = Table(self._loaded.maps["threads"])
+        self._follow_threads(Table(self._loaded.maps["threads"]))
+
+    def _follow_threads(self, table: Table) -> None:
+        threads: set[int] = set()
         with contextlib.suppress(OSError):  # the process is gone: who asks will see
-            for path in Path(f"/proc/{self.pid}/task").iterdir():
-                table.set(int(path.name), struct.pack("=I", 1))
+            threads = {int(path.name) for path in Path(f"/proc/{self.pid}/task").iterdir()}
+        # First those that ended: their room is needed, and their numbers will be others'
+        for thread in self._threads - threads:
+            table.remove(thread)
+        self._threads &= threads
+        self._full_threads = 0
+        for thread in threads - self._threads:
+            try:
+                table.set(thread, struct.pack("=I", 1))
+            except OSError:
+                self._full_threads += 1
+            else:
+                self._threads.add(thread)
 
     def look(self) -> Look:
         writes = self._stamps.counted if self._stamps else self._counted
@@ -217,7 +237,7 @@ class Tracer:
         for each in (self._stamps and self._stamps.counted, self._counted):
             if each:
                 counters = {name: counters[name] + value for name, value in each.counters().items()}
-        return Look(hists, counters, self._takers())
+        return Look(hists, {**counters, "full_threads": self._full_threads}, self._takers())
 
     def _takers(self) -> dict[str, tuple[int, int, int]]:
         found: dict[str, tuple[int, int, int]] = {}
@@ -241,7 +261,7 @@ class Tracer:
 def _programs(parts: tuple[str, ...]) -> dict[str, str]:
     wanted: dict[str, str] = {}
     if "writes" in parts:
-        wanted |= {name: kind for choices in (*WRITES, DRIVEN) for name, kind, _ in choices}
+        wanted |= {name: kind for choices in (*WRITES, DRIVEN, CLOSED) for name, kind, _ in choices}
         wanted |= dict.fromkeys(CGROUP_SKB, "CGROUP_SKB")
     if "sched" in parts:
         wanted |= dict.fromkeys(TRACEPOINTS, "TRACEPOINT")

@@ -33,7 +33,6 @@ typedef __s64 s64;
 	} name
 #define BPF_ARRAY(name, leaf, size) STUB_TABLE(u32, leaf, name)
 #define BPF_PERCPU_ARRAY(name, leaf, size) STUB_TABLE(u32, leaf, name)
-#define BPF_TABLE(kind, key, leaf, name, size) STUB_TABLE(key, leaf, name)
 #define BPF_F_TABLE(kind, key, leaf, name, size, flags) STUB_TABLE(key, leaf, name)
 
 /* bcc makes these from what the kernel says of its tracepoints */
