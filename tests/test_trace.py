@@ -18,9 +18,10 @@ import pytest
 
 from clawd import protocol
 from clawd.consumer import Consumer
-from clawd.ctl import trace_sched, trace_stages, trace_stream
+from clawd.ctl import client, trace_sched, trace_stages, trace_stream, trace_target
 from clawd.ctl.trace_file import TraceFile
 from clawd.ctl.trace_stages import Trace
+from clawd.ctl.trace_target import Target
 from clawd.errors import HostError
 from clawd.page import Page
 from clawd.producer import Producer
@@ -111,8 +112,27 @@ def test_the_class_of_a_port_is_that_of_its_lane(
     monkeypatch: pytest.MonkeyPatch, daemon: Daemon, listen: str, lanes: dict[int, str]
 ) -> None:
     told = protocol.InEffect(1, 0, None, [], None, {}, {"tcp_listen": listen}, {})
-    monkeypatch.setattr(trace_stages.Client, "ask", lambda *_: told)
-    assert trace_stages.lanes_of(daemon.runtime_dir) == lanes
+    monkeypatch.setattr(trace_target.Client, "ask", lambda *_: told)
+    assert trace_target.target_of(daemon.runtime_dir) == Target(daemon.pid, lanes)
+
+
+def test_a_clawd_that_does_not_answer_has_no_lanes_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, daemon: Daemon
+) -> None:
+    monkeypatch.setattr(client, "TIMEOUT_S", 0.1)
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        target = trace_target.target_of(daemon.runtime_dir)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    assert (target.pid, target.lanes) == (daemon.pid, {})
+    assert target.unknown.startswith("clawd did not answer within")
+    with Trace(daemon.runtime_dir, ("writes",), no_tracer) as trace:
+        trace._target = target
+        value = trace.collect()
+        value["notes"] = [*trace._notes(value["counters"])]
+    text = trace_stages.show(value).replace("\n    ", " ")
+    assert f"note: the kernel's rows are all rest, for the lanes are not known: {target.unknown}" in text
 
 
 def test_one_object_a_line_each_interval_and_the_last(daemon: Daemon) -> None:

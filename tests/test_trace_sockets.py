@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from clawd.ctl import trace_sockets
+from clawd.ctl.trace_target import Target
 from clawd.errors import HostError
 from tests.test_bpf_shaper import carry, connected, cookie
 
@@ -56,7 +57,7 @@ def test_a_full_connection_shows_its_queue(pair: tuple[socket.socket, socket.soc
     [row] = [each for each in trace_sockets.sockets_of(os.getpid(), {}) if each.cookie == cookie(ours)]
     assert row.queue_bytes >= row.notsent_bytes > 0
     assert (row.lane, row.pacing) == (None, None)
-    text = trace_sockets.show(trace_sockets.collect(os.getpid(), {}))
+    text = trace_sockets.show(trace_sockets.collect(Target(os.getpid(), {}, "it sleeps")))
     assert text.splitlines()[0].split() == [
         "CLIENT",
         "LANE",
@@ -69,6 +70,7 @@ def test_a_full_connection_shows_its_queue(pair: tuple[socket.socket, socket.soc
         "CWND",
     ]
     assert row.client in text
+    assert text.splitlines()[-1] == "note: which port is which lane is not known: it sleeps"
 
 
 def test_listeners_and_others_are_no_clients() -> None:

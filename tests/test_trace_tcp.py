@@ -21,9 +21,9 @@ from clawd.ctl import trace_stages
 from clawd.ctl.trace_stages import Trace
 from clawd.kernel import bpfcall, tracer
 from clawd.producer import Producer
-from tests import net
+from tests import net, ports
 from tests.cgroups import alone
-from tests.daemon import PATIENCE_S, until
+from tests.daemon import PATIENCE_S, Daemon, until
 from tests.net import Net
 from tests.test_ctl import clawctl, command
 from tests.test_tcp import Site, site
@@ -93,6 +93,7 @@ def test_every_stage_tells_first_tokens_from_the_rest(seed: int, tmp_path: Path)
         assert row["p50_us"] <= row["p99_us"] <= row["max_us"], stage
         assert not row["backend"].startswith("none"), stage
     assert value["counters"]["missed"] <= 2
+    assert 1 <= value["counters"]["express_frames"] <= 2, "the first token, and the open before it"
     text = trace_stages.show(value)
     assert max(map(len, text.splitlines())) <= 80, text
 
@@ -120,6 +121,51 @@ def test_a_client_has_its_lane(seed: int, tmp_path: Path) -> None:
         text = clawctl(made.daemon.runtime_dir, "trace", "sockets").stdout
     assert sorted(row["lane"] for row in json.loads(run.stdout)["sockets"]) == ["bulk", "express"], run.stderr
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_else_went_by_the_express_lane_is_told(seed: int, tmp_path: Path) -> None:
+    with served(seed, tmp_path) as (made, producer, consumer), Trace(made.daemon.runtime_dir, ("writes",)) as trace:
+        opened, reading = producer.open("s"), consumer.attach("s", wait=PATIENCE_S)
+        for _ in range(5):
+            opened.write("x", urgent=True)
+            assert reading.read(PATIENCE_S)
+        until(lambda: trace.collect()["counters"]["express_frames"] >= 5, "copies")
+        value = trace.collect()
+    [note] = value["notes"]
+    assert "while 1 first tokens were sent" in note
+    assert note in trace_stages.show(value).replace("\n    ", " ")
+
+
+INSIDE = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
+def test_a_clawd_in_a_container_is_traced_from_its_host(tmp_path: Path) -> None:
+    port = ports.pair()
+    daemon = Daemon(tmp_path / "run", "--tcp-listen", f"127.0.0.1:{port}", prefix=INSIDE)
+    with daemon:
+        [pid] = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
+        with (
+            Producer("p", daemon.runtime_dir) as producer,
+            Consumer(endpoint=f"tcp://127.0.0.1:{port}") as consumer,
+            Trace(daemon.runtime_dir, ("writes",)) as trace,
+        ):
+            stream(producer, consumer, "s")
+            until(lambda: rows(trace.collect())["acked", "rest"]["count"] >= TOKENS - 1, "acknowledged")
+            assert trace.tracer
+            assert trace.tracer.pid == int(pid)
+            told = json.loads(clawctl(daemon.runtime_dir, "trace", "sockets", "--json").stdout)
+            assert sorted(row["lane"] for row in told["sockets"]) == ["bulk", "express"]
+        status = daemon.status()
+        os.kill(int(pid), signal.SIGTERM)  # unshare would not hand it on
+        daemon.await_stop(status)
+
+
+def test_from_a_container_it_says_that_clawd_is_not_seen(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "run") as daemon:
+        words = [*INSIDE, *command(daemon.runtime_dir, "trace", "sockets")]
+        run = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (run.returncode, run.stderr) == (
+            1, "clawctl: clawd is in a PID namespace that is not seen from here; run it on clawd's host\n")  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

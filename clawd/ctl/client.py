@@ -58,9 +58,14 @@ class Client:
     ) -> None:
         self._socket.close()
 
+    def daemon_pid(self) -> int:
+        """The process at the other end, by its number in our PID namespace; 0 when it is in none that we see."""
+        pid, _uid, _gid = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
     def daemon_fd(self) -> int:
         """A pidfd of the clawd at the other end, for the caller to close; -1 when it cannot be seen from here."""
-        pid, _uid, _gid = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid = self.daemon_pid()
         try:
             return os.pidfd_open(pid) if pid > 0 else -1
         except OSError:

@@ -19,7 +19,8 @@ from clawd.ctl import render, trace_sched, trace_sockets, trace_stages, trace_st
 from clawd.ctl.client import figures
 from clawd.ctl.terminal import Terminal, can_repaint
 from clawd.ctl.trace_file import TraceFile
-from clawd.ctl.trace_stages import CLASS_NAMES, STAGES, Row, Trace, lanes_of
+from clawd.ctl.trace_stages import CLASS_NAMES, STAGES, Row, Trace
+from clawd.ctl.trace_target import target_of
 from clawd.errors import HostError
 
 HELP = "find the slow stage between engine and client"
@@ -28,8 +29,10 @@ ABOUT = (
     "stages: from the write in the engine to the client's acknowledgement; BUDGET is the p99's share of what a first"
     " token may take in that part. sockets: each tcp client's round trip, jitter, loss, pacing and queue. stream ID:"
     " its tokens as they come, as a waterfall. sched: how long clawd's threads waited for a processor, and for whom."
-    " The times within clawd are taken by clawd itself; those in the kernel need root and python3-bpfcc, and BACKEND"
-    " says what tells them. Figures are since the trace began, and so is its own cost."
+    " The times within clawd are taken by clawd itself; those in the kernel need root and python3-bpfcc. Lines below"
+    " the table say what tells which stage, or why nothing does. In the kernel, first is what goes by the express lane:"
+    " first and urgent tokens, and all of a client whose way loses much; rest is the bulk lane, which has a copy of"
+    " that. Figures are since the trace began, and so is its own cost."
 )
 ACTIONS = ("stages", "sockets", "stream", "sched")
 WORDS = ACTIONS
@@ -127,12 +130,11 @@ def _stages(options: argparse.Namespace, file: TraceFile | None, stack: ExitStac
 def _sockets(options: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise HostError("looking at clawd's sockets needs root", "sudo clawctl trace sockets")
-    with figures(options.runtime_dir) as (page, _life):
-        pid = int(page.header().pid)
-    lanes = {port: "express" if name == "first" else "bulk" for port, name in lanes_of(options.runtime_dir).items()}
+    with figures(options.runtime_dir):
+        target = target_of(options.runtime_dir)
     if not options.duration and not options.interval and not can_repaint():
         options.duration = 0.0  # one look is a look
-    return _tell(options, lambda: trace_sockets.collect(pid, lanes), trace_sockets.show)
+    return _tell(options, lambda: trace_sockets.collect(target), trace_sockets.show)
 
 
 def _tell(

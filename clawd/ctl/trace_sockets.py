@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""clawd's tcp clients as the kernel has them: its sockets, taken for a look, and what the shaper's rows add."""
+"""clawd's tcp clients as the kernel has them: its sockets, taken for a look. What the shaper set, such
+as the pacing, shows in them too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clawd.ctl import render
+from clawd.ctl.trace_target import Target
 from clawd.kernel.taken import tcp_sockets
 
 _SO_COOKIE, _SO_MAX_PACING_RATE = 57, 47
@@ -82,8 +85,12 @@ def _look(taken: socket.socket, lanes: dict[int, str]) -> Client | None:
     )
 
 
-def collect(pid: int, lanes: dict[int, str]) -> dict[str, Any]:
-    return {"version": 1, "sockets": [asdict(row) for row in sockets_of(pid, lanes)], "backend": "TCP_INFO"}
+def collect(target: Target) -> dict[str, Any]:
+    """One object, as --json prints it."""
+    lanes = {port: "express" if klass == "first" else "bulk" for port, klass in target.lanes.items()}
+    rows = [asdict(row) for row in sockets_of(target.pid, lanes)]
+    notes = [f"which port is which lane is not known: {target.unknown}"] if target.unknown else []
+    return {"version": 1, "sockets": rows, "backend": "TCP_INFO", "notes": notes}
 
 
 def show(value: dict[str, Any]) -> str:
@@ -102,4 +109,5 @@ def show(value: dict[str, Any]) -> str:
     ]
     if not rows:
         return "no client is connected by tcp"
-    return render.table(("client", "lane", "rtt", "jitter", "loss", "pacing", "queue", "unsent", "cwnd"), rows)
+    table = render.table(("client", "lane", "rtt", "jitter", "loss", "pacing", "queue", "unsent", "cwnd"), rows)
+    return "\n".join([table, *(render.fold(f"note: {render.cell(note)}", 4) for note in value["notes"])])

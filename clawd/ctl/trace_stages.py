@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clawd import protocol
 from clawd.core import lib
 from clawd.ctl import render
-from clawd.ctl.client import Client, figures
-from clawd.errors import ControlError, HostError
+from clawd.ctl.client import figures
+from clawd.ctl.trace_target import Target, target_of
+from clawd.errors import HostError
 from clawd.kernel.hists import CLASSES, Hist
 from clawd.kernel.tracer import Look, Tracer
 from clawd.page import Page, minus, quantiles
@@ -84,21 +83,26 @@ class Trace:
         self._before: dict[int, Any] = {}
         self._began_ns = time.monotonic_ns()
         self._used_ns = _used_ns()
-        self._pid = 0
+        self._epoch = 0
+        self._copied = 0
+        self._target: Target | None = None
         self.tracer: Tracer | None = None
         self.reason = ""
         """Why there is no tracer."""
 
     def __enter__(self) -> Trace:
         with figures(self._runtime_dir) as (page, _life):
-            self._pid = int(page.header().pid)
+            self._epoch = int(page.header().daemon_epoch)
+            self._copied = int(page.totals().copied_frames)
             self._before = {which: page.hist(which) for row in USER for which in row[2:4] if which is not None}
         self._stack = ExitStack()
         if os.geteuid() != 0:
             self.reason = "needs root"
         else:
             try:
-                self.tracer = self._stack.enter_context(self._make(self._pid, lanes_of(self._runtime_dir), self._parts))
+                self._target = target_of(self._runtime_dir)
+                made = self._make(self._target.pid, self._target.lanes, self._parts)
+                self.tracer = self._stack.enter_context(made)
             except HostError as error:
                 self.reason = str(error)
         self._began_ns = time.monotonic_ns()
@@ -114,11 +118,25 @@ class Trace:
             self.tracer.refresh()
         rows = [row.told() for row in (*self._user_rows(), *self._kernel_rows(seen)) if wanted(row)]
         counters = dict(seen.counters) if seen else {}
-        return {"version": 1, "stages": rows, "counters": counters, "cost": self._cost()}
+        notes = [*self._notes(counters)] if seen and "writes" in self._parts else []
+        return {"version": 1, "stages": rows, "counters": counters, "notes": notes, "cost": self._cost()}
+
+    def _notes(self, counters: dict[str, int]) -> Iterator[str]:
+        """What has to be known to read the kernel's rows. Counts the express lanes' frames into `counters`."""
+        if self._target and self._target.unknown:
+            yield f"the kernel's rows are all rest, for the lanes are not known: {self._target.unknown}"
+        with figures(self._runtime_dir) as (page, _life):
+            copied = counters["express_frames"] = int(page.totals().copied_frames) - self._copied
+            firsts = int(self._since(page, lib.CLAW_HIST_SEND_FIRST).count)
+        if copied > firsts:
+            yield (
+                f"first in the kernel's rows is what went by express lanes: {copied} frames, while {firsts} first"
+                " tokens were sent. The others are opens, urgent tokens, and all of clients whose way loses much"
+            )
 
     def _user_rows(self) -> Iterator[Row]:
         with figures(self._runtime_dir) as (page, _life):
-            if int(page.header().pid) != self._pid:
+            if int(page.header().daemon_epoch) != self._epoch:
                 raise HostError("clawd was started again meanwhile", "trace again")
             for name, since, of_first, of_all, budget_us in USER:
                 # All before the first of them, as clawd counts them: what is left for the rest is never too much
@@ -167,22 +185,6 @@ def _used_ns() -> int:
     return int(sum(each.ru_utime + each.ru_stime for each in used) * 1e9)
 
 
-def lanes_of(runtime_dir: Path) -> dict[int, str]:
-    """The class of each port of clawd's tcp lanes: what goes by the express one cannot wait. Empty when there is none,
-    or clawd does not answer: then all is `rest`.
-    """
-    try:
-        with Client(runtime_dir) as client:
-            values = client.ask(protocol.Settings(), protocol.InEffect).values
-    except ControlError:
-        return {}
-    lanes: dict[int, str] = {}
-    for found in re.finditer(r":(\d+)(?=[\s,]|$)", values.get("tcp_listen", "")):
-        bulk = int(found[1])
-        lanes |= {bulk: "rest", bulk + 1: "first"}
-    return lanes
-
-
 def _us(value_ns: int) -> float:
     return round(value_ns / 1000, 3)
 
@@ -214,7 +216,8 @@ def _of_hist(name: str, klass: str, since: str, hist: Hist, budget_us: int | Non
 
 
 def show(value: dict[str, Any]) -> str:
-    return "\n".join([*told_stages(value), *told_losses(value), told_cost(value)])
+    notes = [render.fold(f"note: {render.cell(note)}", 4) for note in value.get("notes", ())]
+    return "\n".join([*told_stages(value), *notes, *told_losses(value), told_cost(value)])
 
 
 def told_stages(value: dict[str, Any]) -> list[str]:
