@@ -315,6 +315,25 @@ def test_a_file_that_was_cut_off_still_opens(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == events
 
 
+@pytest.mark.parametrize("arguments", [("stages",), ("stream", "no-such")])
+def test_a_file_stays_as_it_was_when_there_is_nothing_to_trace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    kept, new = tmp_path / "kept.json", tmp_path / "new.json"
+    kept.write_text("[1, 2, 3]")
+    for path in (kept, new):
+        run = clawctl(tmp_path, "trace", *arguments, "--perfetto", str(path))
+        assert run.returncode == 3, run.stderr
+    assert kept.read_text() == "[1, 2, 3]"
+    assert not new.exists()
+
+
+def test_a_file_that_is_written_has_nothing_of_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("x" * 10_000)
+    with TraceFile(path):
+        assert path.stat().st_size == 10_000
+    assert [event["name"] for event in json.loads(path.read_text())] == ["process_name"]
+
+
 def test_who_had_the_processor_is_a_table() -> None:
     value = {
         "stages": [],

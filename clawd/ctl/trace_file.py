@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,15 +21,29 @@ _SLACK_NS = 2
 
 
 class TraceFile:
-    """Written as it grows: one that was cut off opens too, for the closing bracket is optional in this form."""
+    """Written as it grows: one that was cut off opens too, for the closing bracket is optional in this form.
+
+    Raises HostError at once when it cannot be written; what was in it stays until there is something to write instead,
+    or the block ends well.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_new = not path.exists()
+        self._is_begun = False
         try:
-            self._file: IO[str] = path.open("w", encoding="utf-8")
+            # In its place: beside it there may be no room for another, and what is there may be a pipe
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise HostError(f'cannot write "{path}": {error.strerror}') from error
+        self._file: IO[str] = os.fdopen(fd, "w", encoding="utf-8")
         self._free_ns: list[int] = []
         """Of each track of tokens, from when on there is room."""
+
+    def _begin(self) -> None:
+        self._is_begun = True
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            os.ftruncate(self._file.fileno(), 0)
         self._file.write("[" + _text(_named("process_name", "clawd")))
 
     def __enter__(self) -> TraceFile:
@@ -36,10 +52,17 @@ class TraceFile:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.write("]\n")
+        if kind is None and not self._is_begun:
+            self._begin()
+        if self._is_begun:
+            self._file.write("]\n")
         self._file.close()
+        if self._is_new and not self._is_begun:
+            self._path.unlink(missing_ok=True)
 
     def _put(self, event: dict[str, Any]) -> None:
+        if not self._is_begun:
+            self._begin()
         self._file.write(",\n" + _text(event))
         self._file.flush()
 
