@@ -176,6 +176,12 @@ class Page:
         row = ffi.new("struct claw_page_stream *")
         yield from self._rows(int(self.header().streams.used), lib.claw_view_stream, row)
 
+    def stream(self, index: int) -> Any:
+        """The struct claw_page_stream of this place, its own; None: there is none, or it was being written."""
+        row = ffi.new("struct claw_page_stream *")
+        found = lib.claw_view_stream(self._view, index, row)
+        return row if found != -errno.EAGAIN and self._check(found) else None
+
     def rings(self) -> Iterator[Any]:
         """A struct claw_page_ring for each producer, likewise."""
         row = ffi.new("struct claw_page_ring *")

@@ -74,7 +74,7 @@ ROWS = (
     ("clawd.ctl.demo.account",),
     ("clawd.ctl.demo.job",),
     ("clawd.ctl.demo.command",),
-    ("clawd.ctl.trace_target",),
+    ("clawd.ctl.trace_target", "clawd.ctl.trace_progress"),
     ("clawd.ctl.trace_stages", "clawd.ctl.trace_sockets", "clawd.ctl.trace_stream", "clawd.ctl.trace_file"),
     ("clawd.ctl.trace_sched",),
     ("clawd.ctl",),

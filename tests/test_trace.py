@@ -18,7 +18,7 @@ import pytest
 
 from clawd import protocol
 from clawd.consumer import Consumer
-from clawd.ctl import client, trace_sched, trace_stages, trace_stream, trace_target
+from clawd.ctl import client, trace_progress, trace_sched, trace_stages, trace_stream, trace_target
 from clawd.ctl.trace_file import TraceFile
 from clawd.ctl.trace_stages import Trace
 from clawd.ctl.trace_target import Target
@@ -202,7 +202,7 @@ def test_a_stream_as_a_waterfall(daemon: Daemon, tmp_path: Path) -> None:
     assert all(0 < value["way_ns"] < 20 * 10**9 for value in values)
     events = json.loads(file.read_text())
     check_events(events)
-    bars = [event for event in events if event["ph"] == "X"]
+    bars = [event for event in events if event["ph"] == "X" and event["name"].startswith("token")]
     assert [event["name"] for event in bars] == [f"token {number}" for number in range(1, 8)]
     assert bars[0]["dur"] == values[0]["way_ns"] / 1000
     assert all("critical" in trace_stream.show({**value, "class": "critical"}) for value in values)
@@ -226,11 +226,59 @@ def test_what_was_written_before_has_no_way_but_gaps(daemon: Daemon) -> None:
 
 
 def test_bars_are_twice_as_long_in_time_a_column() -> None:
-    lengths = []
+    bars = []
     for way_ns in (0, 99_999, 100_000, 200_000, 400_000, 10**15):
         value = {"seq": 1, "class": "normal", "gap_ns": None, "way_ns": way_ns}
-        lengths.append(trace_stream.show(value).count("#"))
-    assert lengths == [1, 1, 2, 3, 4, trace_stream.BAR]
+        bars.append(trace_stream.show(value).split()[-1])
+    assert bars == ["#" * length for length in (1, 1, 2, 3, 4, trace_stream.BAR)]
+
+
+@pytest.mark.parametrize(
+    ("committed_us", "released_us", "bar"),
+    [
+        (0, 0, "#######"),
+        (None, None, "#######"),
+        (450, 450, "...####"),
+        (450, 3200, "...===#"),
+        (0, 3199, "=====##"),
+        (6000, 6000, "......#"),
+    ],
+)
+def test_a_bar_shows_what_its_token_waited_for(committed_us: int | None, released_us: int | None, bar: str) -> None:
+    at = [None if each is None else each * 1000 + 7 for each in (committed_us, released_us)]
+    value = {"seq": 1, "class": "normal", "gap_ns": None, "written_ns": 7, "committed_ns": at[0], "released_ns": at[1],
+             "way_ns": 6_000_000}  # fmt: skip
+    assert trace_stream.show(value).split()[-1] == bar
+
+
+def test_what_a_pacer_holds_is_seen_as_held(daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    with Producer("p", daemon.runtime_dir) as producer, Consumer(daemon.runtime_dir) as consumer:
+        stream = producer.open("held", pace="steady")
+        consumer.attach("held")
+        words = command(daemon.runtime_dir, "trace", "stream", "held", "--json", "--perfetto", str(file))
+        run = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert run.stdout
+        assert json.loads(run.stdout.readline())["look_ns"] == trace_progress.LOOK_NS
+        until(lambda: daemon.streams()["held"]["attachments"] == 2, "attached")
+        for _ in range(15):  # more than the bucket lets go at once
+            stream.write("x")
+        stream.close()
+        values = [json.loads(line) for line in run.stdout][:-1]
+        run.stdout.close()
+        assert run.wait(PATIENCE_S) == 0
+    for value in values:
+        assert value["written_ns"] <= value["committed_ns"] <= value["released_ns"] <= value["read_ns"], value
+    held = [value["released_ns"] - value["committed_ns"] for value in values]
+    ways = [value["way_ns"] for value in values]
+    print(list(zip(held, ways, strict=True)))
+    assert ways[-1] > 100_000_000
+    assert held[-1] > ways[-1] * 0.8
+    assert "====" in trace_stream.show(values[-1])
+    events = json.loads(file.read_text())
+    check_events(events)
+    longest = max((event for event in events if event["name"] == "held by its pacer"), key=lambda event: event["dur"])
+    assert longest["dur"] > 0.8 * ways[-1] / 1000
 
 
 @pytest.mark.parametrize(
@@ -268,6 +316,7 @@ def check_events(events: list[dict[str, Any]]) -> None:
     names: dict[int, str] = {}
     ends: dict[int, float] = {}
     times: dict[str, float] = {}
+    part_end = 0.0
     for event in events:
         assert (event["pid"], type(event["name"])) == (1, str)
         assert event["name"]
@@ -286,8 +335,14 @@ def check_events(events: list[dict[str, Any]]) -> None:
             assert (event["ph"], set(event)) == ("X", {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"})
             assert event["tid"] in names
             assert event["dur"] >= 0
-            assert event["ts"] >= ends.get(event["tid"], 0)
-            ends[event["tid"]] = event["ts"] + event["dur"]
+            end = event["ts"] + event["dur"]
+            if event["name"].startswith("token "):
+                assert event["ts"] >= ends.get(event["tid"], 0)
+                ends[event["tid"]] = end
+                part_end = event["ts"]
+            else:  # a stage of the token before it, within its bar and after the stage before
+                assert part_end <= event["ts"] < end < ends[event["tid"]]
+                part_end = end
 
 
 def test_tokens_that_are_under_way_at_once_are_bars_of_different_tracks(tmp_path: Path) -> None:
@@ -297,7 +352,8 @@ def test_tokens_that_are_under_way_at_once_are_bars_of_different_tracks(tmp_path
             file.token("é", {"seq": seq, "class": "normal", "written_ns": written_us * 1000, "way_ns": way_ns})
     events = json.loads((tmp_path / "trace.json").read_text())
     check_events(events)
-    assert [event["tid"] for event in events if event["ph"] == "X"] == [2, 3, 4, 4, 2, 2]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert [event["tid"] for event in bars if event["name"].startswith("token")] == [2, 3, 4, 4, 2, 2]
     named = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert named == ["é"] * 3
 

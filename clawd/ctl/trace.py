@@ -28,11 +28,12 @@ EXAMPLE = "clawctl trace stages --duration 10 --json | tail -1 | jq .cost"
 ABOUT = (
     "stages: from the write in the engine to the client's acknowledgement; BUDGET is the p99's share of what a first"
     " token may take in that part. sockets: each tcp client's round trip, jitter, loss, pacing and queue. stream ID:"
-    " its tokens as they come, as a waterfall. sched: how long clawd's threads waited for a processor, and for whom."
-    " The times within clawd are taken by clawd itself; those in the kernel need root and python3-bpfcc. Lines below"
-    " the table say what tells which stage, or why nothing does. In the kernel, first is what goes by the express lane:"
-    " first and urgent tokens, and all of a client whose way loses much; rest is the bulk lane, which has a copy of"
-    " that. Figures are since the trace began, and so is its own cost."
+    " its tokens as they come, as a waterfall: how long each waited for its commit, was held by its pacer, and was on"
+    " its way to a reader on this host, which is the command itself. sched: how long clawd's threads waited for a"
+    " processor, and for whom. The times within clawd are taken by clawd itself; those in the kernel need root and"
+    " python3-bpfcc. Lines below the table say what tells which stage, or why nothing does. In the kernel, first is"
+    " what goes by the express lane: first and urgent tokens, and all of a client whose way loses much; rest is the"
+    " bulk lane, which has a copy of that. Figures are since the trace began, and so is its own cost."
 )
 ACTIONS = ("stages", "sockets", "stream", "sched")
 WORDS = ACTIONS

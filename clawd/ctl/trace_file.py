@@ -76,20 +76,26 @@ class TraceFile:
                 self._put({"name": name, "ph": "C", "pid": _PID, "ts": now_us, "args": figures})
 
     def token(self, stream: str, value: dict[str, Any]) -> None:
-        """From its write to its reading, as a bar; of no length when it was written before it was looked for."""
+        """From its write to its reading, as a bar; of no length when it was written before it was looked for. What is
+        known of its stages are bars within it.
+        """
         start_ns, way_ns = value["written_ns"], max(0, value["way_ns"] or 0)
-        self._put(
-            {
-                "name": f"token {value['seq']}",
-                "cat": value["class"],
-                "ph": "X",
-                "pid": _PID,
-                "tid": self._track(stream, start_ns, way_ns),
-                "ts": start_ns / 1000,
-                "dur": way_ns / 1000,
-                "args": {"class": value["class"]},
-            }
-        )
+        track = self._track(stream, start_ns, way_ns)
+        self._bar(f"token {value['seq']}", value["class"], track, start_ns, way_ns)
+        end_ns = start_ns + way_ns - _SLACK_NS
+        for name, until_ns in (
+            ("to be committed", value.get("committed_ns")),
+            ("held by its pacer", value.get("released_ns")),
+            ("on its way", end_ns),
+        ):
+            if until_ns is not None and start_ns + _SLACK_NS < min(until_ns, end_ns):
+                until_ns = min(until_ns, end_ns)
+                self._bar(name, value["class"], track, start_ns, until_ns - start_ns - _SLACK_NS)
+                start_ns = until_ns
+
+    def _bar(self, name: str, klass: str, track: int, start_ns: int, length_ns: int) -> None:
+        event = {"name": name, "cat": klass, "ph": "X", "pid": _PID, "tid": track}
+        self._put({**event, "ts": start_ns / 1000, "dur": length_ns / 1000, "args": {"class": klass}})
 
     def _track(self, stream: str, start_ns: int, way_ns: int) -> int:
         """The first that is free: bars of one track must not overlap, and tokens that are under way at once do."""
