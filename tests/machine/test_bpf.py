@@ -117,6 +117,8 @@ def test_fq_is_who_paces_where_it_is() -> None:
     [
         ([], False, 0, "[]"),
         ([], False, 40_000, "['socket']"),
+        # The same pacing as times of departure: tcp lets go at once, and fq holds back
+        (["tc qdisc add dev near root fq"], False, 40_000, "['device']"),
         (["tc qdisc add dev near root netem delay 60ms"], False, 0, "['device']"),
         ([], True, 0, "['acked']"),
     ],
