@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shaping and tracing cost a token, and what shaping gains a first token beside bulk on one link that is full."""
+"""What shaping and tracing cost a token, and what shaping gains a first token on a link that others fill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,22 +17,22 @@ from typing import Any
 
 from clawd.consumer import Consumer
 from clawd.ctl import render
+from clawd.kernel import bpfcall
 from clawd.kernel.shaper import Policy, Shaper
 from clawd.kernel.tracer import Tracer
 from clawd.producer import Producer
 from tests import ports
 from tests.bench.run import daemon
+from tests.bench.saturated import first_token_ms
 from tests.cgroups import Cgroup, cgroup, why_no_bpf
-from tests.veth import Side, connection, link
 
+POLICY = Policy(1, lowat=16384, priority=6, thin=1)
+"""What clawd asks for its express lanes."""
 PAIRS = 10
 TOKENS = 20_000
 TOKEN = bytes(60)
 WARM = 200
 BOUNDS = {"shaper": 1.05, "tracer": 1.10, "tracer, tracepoints": 1.10}
-LINK_KBIT = 8_000
-BULK_BYTES_PER_S = LINK_KBIT * 1000 // 8 * 7 // 10
-"""What the shaped bulk lane may take of the link: the rest is room for the express one."""
 
 
 READER = """
@@ -53,10 +52,17 @@ class Shaped(AbstractContextManager["Shaped"]):
         self._ports = ports
 
     def __enter__(self) -> Shaped:
+        began_ns = time.monotonic_ns()
         for port, policy in self._ports.items():
             self._shaper.set_lane(port, policy)
         assert self._shaper.wait(60), self._shaper.state().reason
+        self.load_ns = time.monotonic_ns() - began_ns
         return self
+
+    def spent(self) -> tuple[int, int]:
+        """Nanoseconds that its program ran, and how often, while the kernel takes the time of programs."""
+        assert self._shaper._loaded
+        return bpfcall.program_cost(self._shaper._loaded.programs["claw_sockops"])
 
     def __exit__(self, *_: object) -> None:
         self._shaper.close()
@@ -144,9 +150,8 @@ def ratio(cost: Cost, attach: Callable[[], AbstractContextManager[Any]], pairs: 
 
 def ratios(group: Cgroup, cost: Cost, pid: int, port: int, pairs: int, tokens: int) -> dict[str, Any]:
     """Of all that can be attached, to a process that has a lane on that port."""
-    policy = Policy(1, lowat=16384, priority=6, thin=1)
     return {
-        "shaper": ratio(cost, lambda: Shaped(group, {port: policy}), pairs, tokens),
+        "shaper": ratio(cost, lambda: Shaped(group, {port: POLICY}), pairs, tokens),
         "tracer": ratio(cost, lambda: _traced(pid, port), pairs, tokens),
         "tracer, tracepoints": ratio(cost, lambda: _traced(pid, port, is_stamped=False), pairs, tokens),
     }
@@ -165,68 +170,8 @@ def _traced(pid: int, port: int, *, is_stamped: bool = True) -> Tracer:
     return Tracer(pid, {port: "first"}, ("writes",), is_stamped=is_stamped)
 
 
-def first_token_ms(group: Cgroup, *, shaped: bool, tokens: int) -> dict[str, float]:
-    """A token each 20 ms on one connection while another sends as fast as it can, over a link of 8 Mbit/s."""
-    with link() as (near, far):
-        near.run(f"tc qdisc add dev near root tbf rate {LINK_KBIT}kbit burst 16kb limit 256kb")
-        with group.entered():  # sockets of this group, whose lane the shaper knows by its port
-            return _beside_bulk(near, far, group, shaped=shaped, tokens=tokens)
-
-
-def _beside_bulk(near: Side, far: Side, group: Cgroup, *, shaped: bool, tokens: int) -> dict[str, float]:
-    listener = near.make(lambda: socket.create_server(("10.99.0.1", 0)))
-    policy = Policy(2, pacing=BULK_BYTES_PER_S, lowat=16384)
-    with listener, Shaped(group, {listener.getsockname()[1]: policy}) if shaped else nullcontext():
-        reader = far.make(lambda: socket.create_connection(listener.getsockname(), 20))
-        bulk, _ = listener.accept()
-        stop = threading.Event()
-        threads = [
-            threading.Thread(target=_flood, args=(bulk, stop)),
-            threading.Thread(target=_swallow, args=(reader,)),
-        ]
-        with bulk, reader, connection(near, far) as (ours, peer):
-            for thread in threads:
-                thread.start()
-            try:
-                stop.wait(1.0)  # the queue fills
-                return _latency_ms(ours, peer, tokens)
-            finally:
-                stop.set()
-                bulk.shutdown(socket.SHUT_RDWR)
-                for thread in threads:
-                    thread.join()
-
-
-def _latency_ms(ours: socket.socket, peer: socket.socket, tokens: int) -> dict[str, float]:
-    ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    took = []
-    for _ in range(tokens):
-        began = time.monotonic()
-        ours.send(TOKEN)
-        left = len(TOKEN)
-        while left:
-            left -= len(peer.recv(left))
-        took.append((time.monotonic() - began) * 1000)
-        time.sleep(0.02)
-    took.sort()
-    return {"p50_ms": took[len(took) // 2], "p99_ms": took[int(len(took) * 0.99)]}
-
-
-def _flood(bulk: socket.socket, stop: threading.Event) -> None:
-    while not stop.is_set():
-        try:
-            bulk.send(bytes(65536))
-        except OSError:
-            return
-
-
-def _swallow(reader: socket.socket) -> None:
-    while True:
-        try:
-            if not reader.recv(1 << 16):
-                return
-        except OSError:
-            return
+def _told(load_ns: int, ran_ns: int, runs: int, tokens: int) -> dict[str, float]:
+    return {"load_ms": load_ns / 1e6, "event_ns": ran_ns / max(1, runs), "events": runs / (tokens + WARM)}
 
 
 def compare(*, smoke: bool) -> dict[str, Any]:
@@ -246,10 +191,16 @@ def compare(*, smoke: bool) -> dict[str, Any]:
             with group.entered(), _traced(os.getpid(), port) as traced:
                 written_us(listener, tokens)
                 spent, result["backend"] = traced.cost(), traced.backends["socket"]
-        result["load_ms"] = spent.load_ns / 1e6
-        result["event_ns"] = (spent.bpf_ns or 0) / max(1, spent.bpf_runs or 0)
+            result["tracer"] = _told(spent.load_ns, spent.bpf_ns or 0, spent.bpf_runs or 0, tokens)
+            with Shaped(group, {port: POLICY}) as attached:
+                clock = bpfcall.measure_cost()
+                try:
+                    written_us(listener, tokens)
+                    result["shaper"] = _told(attached.load_ns, *attached.spent(), tokens)
+                finally:
+                    os.close(clock)
     with cgroup("-bench") as group:
-        count = 20 if smoke else 200
+        count = 10 if smoke else 200
         result["first"] = {
             name: first_token_ms(group, shaped=shaped, tokens=count)
             for name, shaped in (("unshaped", False), ("shaped", True))
@@ -269,11 +220,17 @@ def show(result: dict[str, Any]) -> str:
                          f"{low:.3f}-{high:.3f}", bound))  # fmt: skip
     lines = [f"trace (microseconds of processor time a token; the tracer without another word: {result['backend']})"]
     lines.append(render.table(("token", "attached", "without", "with", "ratio", "95 %", "bound"), rows, 110))
-    lines.append(f"to load {result['load_ms']:.0f} ms, {result['event_ns']:.0f} ns a run of a program")
+    for name in ("shaper", "tracer"):
+        each = result[name]
+        lines.append(
+            f"{name}: to load {each['load_ms']:.0f} ms, {each['event_ns']:.0f} ns a run of a program,"
+            f" {each['events']:.1f} runs a bare write"
+        )
     first = result["first"]
     for name, each in first.items():
         lines.append(
-            f"a token beside bulk on a full link, {name}: p50 {each['p50_ms']:.1f} ms, p99 {each['p99_ms']:.1f} ms"
+            f"a first token while others resume on a full link, {name}:"
+            f" p50 {each['p50_ms']:.1f} ms, p99 {each['p99_ms']:.1f} ms"
         )
     lines.append(f"shaped / unshaped: p99 {first['shaped']['p99_ms'] / first['unshaped']['p99_ms']:.4f}x")
     return "\n".join(lines)
