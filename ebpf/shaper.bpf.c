@@ -30,6 +30,7 @@
 #define CLAW_TCP_NOTSENT_LOWAT 25
 #define CLAW_TCP_CLOSE 7
 #define CLAW_UNPACED 0xffffffffU
+#define CLAW_VLAN_HLEN 4 /* of linux/if_vlan.h */
 
 /* By local port. clawd's ports, while clawd is connected to the helper; full: the helper refuses. */
 BPF_HASH(policies, u32, struct claw_policy, 64);
@@ -39,7 +40,7 @@ BPF_F_TABLE("array", u32, struct claw_row, rows, CLAW_ROWS, CLAW_MAPPED);
 BPF_F_TABLE("array", u32, struct claw_want, wants, CLAW_ROWS, CLAW_MAPPED);
 /* Slot to cookie: that an insertion happens once is what makes a slot one socket's. Ends with its row. */
 BPF_HASH(owners, u32, u64, CLAW_ROWS);
-/* By CLAW_RUNS … CLAW_MARKED */
+/* By CLAW_RUNS … CLAW_UNMARKABLE */
 BPF_PERCPU_ARRAY(counters, u64, CLAW_COUNTERS);
 
 static __always_inline void count(u32 which)
@@ -235,28 +236,49 @@ int claw_sockops(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* What the kernel put in front of the IP header of a packet: nothing, or an Ethernet header */
-static __always_inline void mark(struct __sk_buff *skb, u32 dscp)
+/*
+ * Where a packet's IP header begins, or -1. A device puts an Ethernet header in front of it, with a VLAN's perhaps, or
+ * nothing (tun, WireGuard, ppp). The context does not tell which; but the kernel knows where the header is, so that what
+ * is there can be looked for.
+ */
+static __always_inline int find_header(struct __sk_buff *skb)
 {
+	u64 wanted, found;
+
+	if (bpf_skb_load_bytes_relative(skb, 0, &wanted, sizeof(wanted), BPF_HDR_START_NET) != 0)
+		return -1;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &found, sizeof(found)) == 0 && found == wanted)
+		return ETH_HLEN;
+	if (bpf_skb_load_bytes(skb, 0, &found, sizeof(found)) == 0 && found == wanted)
+		return 0;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + CLAW_VLAN_HLEN, &found, sizeof(found)) == 0 && found == wanted)
+		return ETH_HLEN + CLAW_VLAN_HLEN;
+	return -1;
+}
+
+/* Returns whether the packet has that DSCP now */
+static __always_inline int mark(struct __sk_buff *skb, u32 dscp)
+{
+	int at = find_header(skb);
 	u8 first = 0, old, fresh;
 
+	if (at < 0 || bpf_skb_load_bytes(skb, at, &first, 1) != 0 || bpf_skb_load_bytes(skb, at + 1, &old, 1) != 0)
+		return 0;
 	if (skb->protocol == __constant_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes_relative(skb, 1, &old, 1, BPF_HDR_START_NET) != 0)
-			return;
 		fresh = dscp << 2 | (old & 3); /* the lower two bits are ECN's */
 		if (fresh == old)
-			return;
-		bpf_l3_csum_replace(skb, ETH_HLEN + 10, __constant_htons(old), __constant_htons(fresh), 2);
-		bpf_skb_store_bytes(skb, ETH_HLEN + 1, &fresh, 1, 0);
-	} else if (skb->protocol == __constant_htons(ETH_P_IPV6)) {
-		if (bpf_skb_load_bytes_relative(skb, 0, &first, 1, BPF_HDR_START_NET) != 0 ||
-		    bpf_skb_load_bytes_relative(skb, 1, &old, 1, BPF_HDR_START_NET) != 0)
-			return;
-		fresh = (first & 0xf0) | dscp >> 2;
-		bpf_skb_store_bytes(skb, ETH_HLEN, &fresh, 1, 0);
-		fresh = (old & 0x3f) | (dscp & 3) << 6;
-		bpf_skb_store_bytes(skb, ETH_HLEN + 1, &fresh, 1, 0);
+			return 1;
+		bpf_l3_csum_replace(skb, at + 10, __constant_htons(old), __constant_htons(fresh), 2);
+		return bpf_skb_store_bytes(skb, at + 1, &fresh, 1, 0) == 0;
 	}
+	if (skb->protocol == __constant_htons(ETH_P_IPV6)) {
+		fresh = (first & 0xf0) | dscp >> 2;
+		if (bpf_skb_store_bytes(skb, at, &fresh, 1, 0) != 0)
+			return 0;
+		fresh = (old & 0x3f) | (dscp & 3) << 6;
+		return bpf_skb_store_bytes(skb, at + 1, &fresh, 1, 0) == 0;
+	}
+	return 0;
 }
 
 /* Leaves every verdict to those who come after it */
@@ -271,8 +293,6 @@ int claw_egress(struct __sk_buff *skb)
 		return -1; /* TC_ACT_UNSPEC */
 	if (row->priority)
 		skb->priority = row->priority;
-	if (row->dscp)
-		mark(skb, row->dscp);
-	count(CLAW_MARKED);
+	count(row->dscp && !mark(skb, row->dscp) ? CLAW_UNMARKABLE : CLAW_MARKED);
 	return -1;
 }

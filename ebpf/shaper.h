@@ -62,6 +62,7 @@ enum {
 	CLAW_REFUSED, /* options that the kernel did not take */
 	CLAW_REPACED, /* changes of pacing that clawd wanted */
 	CLAW_MARKED, /* packets that the classifier gave a priority or DSCP */
+	CLAW_UNMARKABLE, /* packets whose header was not where devices have it: no DSCP */
 	CLAW_COUNTERS,
 };
 

@@ -9,22 +9,32 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
 from clawd.ctl import helper as ctl_helper
+from tests import net
 from tests.cgroups import Cgroup
-from tests.test_bpf_helper import Helper, shape
+from tests.net import Net
+from tests.test_bpf_helper import Helper, ask, shape
 from tests.veth import FAR, NEAR, Side, link
 
 pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("bpf")]
+T = TypeVar("T")
 EF = 46
 NEVER = "1,6 0 0 0,"
 """A program of the classic kind, which matches nothing."""
+
+
+class Place(Protocol):
+    """Where a test's sockets are made."""
+
+    def make(self, what: Callable[[], T]) -> T: ...
 
 
 @pytest.fixture
@@ -52,14 +62,14 @@ def other(side: Side, prio: int, handle: int) -> None:
 
 
 @contextmanager
-def lane(group: Cgroup, near: Side) -> Iterator[socket.socket]:
+def lane(group: Cgroup, near: Place, address: str = NEAR) -> Iterator[socket.socket]:
     with group.entered():
-        listener = near.make(lambda: socket.create_server((NEAR, 0)))
+        listener = near.make(lambda: socket.create_server((address, 0)))
     with listener:
         yield listener
 
 
-def seen_tos(listener: socket.socket, far: Side) -> set[int]:
+def seen_tos(listener: socket.socket, far: Place) -> set[int]:
     """Of the packets with data that the far side gets."""
     sniffer = far.make(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP))
     with sniffer:
@@ -94,8 +104,10 @@ def checksum(header: bytes) -> int:
 
 
 @contextmanager
-def helping(tmp_path: Path, group: Cgroup, near: Side) -> Iterator[tuple[Helper, socket.socket]]:
-    made = Helper(tmp_path / "kernel", group, within=inside(near))
+def helping(
+    tmp_path: Path, group: Cgroup, near: Side | None, entry: tuple[str, ...] = ()
+) -> Iterator[tuple[Helper, socket.socket]]:
+    made = Helper(tmp_path / "kernel", group, within=inside(near) if near else entry)
     with made.dial() as connection:
         yield made, connection
     made.end()
@@ -186,3 +198,29 @@ def test_a_tcx_program_is_told(tmp_path: Path, group: Cgroup, sides: tuple[Side,
 def test_without_a_way_out_it_says_so(tmp_path: Path, group: Cgroup) -> None:
     with link() as (near, _far), helping(tmp_path, group, near) as (_, connection):
         assert shape(connection, 7, lane="express", dscp=EF)["unmarked"] == "no device has a default route"
+
+
+@dataclass
+class End:
+    """One end of a link without Ethernet headers."""
+
+    way: Net
+    near: bool
+
+    def make(self, what: Callable[[], T]) -> T:
+        return self.way.there(what, near=self.near)
+
+
+@pytest.mark.skipif(bool(net.reason()), reason=net.reason() or "can")
+def test_a_device_without_ethernet_headers_is_marked_too(tmp_path: Path, group: Cgroup, seed: int) -> None:
+    with Net(seed) as way:
+        near, far = End(way, near=True), End(way, near=False)
+        near.make(lambda: subprocess.run(["ip", "route", "add", "default", "dev", "clawd0"], check=True))
+        entry = ("nsenter", f"--net={way._near}")
+        with lane(group, near, net.NEAR) as express, helping(tmp_path, group, None, entry) as (_, connection):
+            state = shape(connection, express.getsockname()[1], lane="express", dscp=EF)
+            assert state["devices"] == ["clawd0"]
+            assert seen_tos(express, far) == {EF << 2}
+            counters = ask(connection, op="shape")["counters"]
+            assert counters["marked"] >= 5
+            assert counters["unmarkable"] == 0

@@ -86,7 +86,11 @@ def told_shaping(shaping: dict[str, Any]) -> str:
     age = render.duration(time.monotonic_ns() - shaping["since_ns"]) if shaping["since_ns"] else render.ABSENT
     parts = [f"shapes sockets of {shaping['lanes']} lanes since {age}: {counters.get('shaped', 0)} so far"]
     parts.append(f"{counters.get('runs', 0)} runs" if shaping["is_proved"] else "it was not seen to run yet")
-    for name, what in (("refused", "options refused"), ("full", "sockets without a row")):
+    for name, what in (
+        ("refused", "options refused"),
+        ("full", "sockets without a row"),
+        ("unmarkable", "packets of a device whose headers are not known, so not marked"),
+    ):
         if counters.get(name):
             parts.append(f"{counters[name]} {what}")
     if shaping["others"]:

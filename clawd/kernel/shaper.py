@@ -25,7 +25,7 @@ SOURCE = "shaper.bpf.c"
 ROWS = 4096
 """Sockets seen at once. A power of two; 96 bytes each."""
 PINS = Path("/sys/fs/bpf")
-COUNTERS = ("runs", "shaped", "ended", "full", "refused", "repaced", "marked")
+COUNTERS = ("runs", "shaped", "ended", "full", "refused", "repaced", "marked", "unmarkable")
 """As in ebpf/shaper.h."""
 LANES_MAX = 64
 """As the map of policies."""
