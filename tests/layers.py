@@ -11,7 +11,7 @@ Tree = Mapping[str, str]
 # A module may import those in rows above its own, never one of its own row. The longest name that fits counts.
 ROWS = (
     ("clawd.errors",),
-    ("clawd.units", "clawd.ini", "clawd.keys", "clawd.field"),
+    ("clawd.units", "clawd.ini", "clawd.keys", "clawd.field", "clawd.descriptors"),
     ("clawd.setting",),
     ("clawd.config", "clawd.log", "clawd.sd", "clawd.signals", "clawd.protocol", "clawd.core"),
     ("clawd.inbox", "clawd.session", "clawd.page", "clawd.sources", "clawd.flusher", "clawd.watcher"),

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from clawd.config import files_needed
 from clawd.ctl import check, doctor
 from clawd.ctl.check import SHM, Finding
+from clawd.descriptors import files_needed
 from clawd.page import Page
 from clawd.producer import Producer
 from tests.daemon import Daemon

@@ -20,8 +20,8 @@ import pytest
 import zmq
 
 from clawd import protocol
-from clawd.config import RELAY_AHEAD, RELAY_SLACK, files_needed
 from clawd.consumer import Consumer
+from clawd.descriptors import RELAY_AHEAD, RELAY_SLACK, files_needed
 from clawd.producer import Producer
 from clawd.server.door import Door
 from tests.daemon import PATIENCE_S, SANITIZED, Daemon, until

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clawd.config import ROWS, files_needed
+from clawd.config import ROWS
+from clawd.descriptors import files_needed
 
 pytestmark = pytest.mark.plain
 UNITS = Path(__file__).parent.parent / "systemd"

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from clawd import protocol
-from clawd.config import Config, files_needed
+from clawd.config import Config
 from clawd.core import Core, Limits, ffi
 from clawd.ctl import render
 from clawd.ctl.client import Client
+from clawd.descriptors import files_needed
 from clawd.errors import ClawdError, ControlError
 from clawd.page import SHM, Life, Page, Unreachable, process_state, read_instance, stats_name
 

@@ -15,8 +15,9 @@ from typing import Protocol
 import zmq
 
 from clawd import log, protocol
-from clawd.config import RELAY_SLACK, Config
+from clawd.config import Config
 from clawd.core import Core, Label, lib
+from clawd.descriptors import RELAY_SLACK
 from clawd.errors import HostError
 from clawd.keys import SERVER_FILE, UID_BASE, Allowed, AllowList, Pair, read_pair
 from clawd.server.lanes import STRANGER_NS, Connection, Lane, Route

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from clawd import __version__, log, protocol, sd
-from clawd.config import PACES, RELAY_SLACK, Config, files_needed
+from clawd.config import PACES, Config
 from clawd.core import Core, Limits, Pace, guard, lib, page_bytes, text
+from clawd.descriptors import RELAY_SLACK, files_needed
 from clawd.errors import HostError
 from clawd.page import stats_name
 from clawd.server import memory, recovery

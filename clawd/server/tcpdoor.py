@@ -11,7 +11,7 @@ import time
 import zmq
 
 from clawd import log
-from clawd.config import STRANGERS_MAX
+from clawd.descriptors import STRANGERS_MAX
 from clawd.server.door import LOOK_MAX, TELL_NS, Monitor
 from clawd.server.lanes import STRANGER_NS
 from clawd.server.tcp import PRIORITY, cookie
