@@ -13,8 +13,10 @@ from typing import Any
 
 from clawd.errors import ConfigError
 from clawd.setting import (
+    CONGESTION,
     COUNT,
     DIRECTORY,
+    DSCP,
     ENDPOINTS,
     FILE,
     LISTEN,
@@ -233,6 +235,24 @@ class Config:
         " half of that.",
         low="1",
         high="100",
+        reload=True,
+    )
+    express_dscp: int = _row(
+        "network",
+        DSCP,
+        "off",
+        "DSCP that packets of the express lane carry",
+        "For networks that go by it. clawd-kernel writes it where a default route leaves; a reload counts for clients"
+        " that connect after it.",
+        reload=True,
+    )
+    congestion: str = _row(
+        "network",
+        CONGESTION,
+        "kernel",
+        "how fast tcp clients are sent to",
+        "Their congestion control, set by clawd-kernel; kernel: as net.ipv4.tcp_congestion_control has it. A reload"
+        " counts for clients that connect after it.",
         reload=True,
     )
     tcp_fastopen: bool = _row(

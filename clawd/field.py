@@ -47,6 +47,10 @@ def figures(value: Any) -> bool:
     return type(value) is dict and all(type(key) is str and type(figure) is int for key, figure in value.items())
 
 
+def record(value: Any) -> bool:
+    return type(value) is dict and all(type(key) is str and type(part) in (int, str) for key, part in value.items())
+
+
 def place(value: Any) -> bool:
     return type(value) is list and [type(part) for part in value] == [str, int, int]
 

@@ -19,8 +19,10 @@ from clawd.field import number as _number
 from clawd.field import one_of as _one_of
 from clawd.field import or_none as _or_none
 from clawd.field import place as _place
+from clawd.field import record as _record
 from clawd.field import table as _table
 from clawd.field import text as _text
+from clawd.setting import CONGESTION_CONTROLS
 
 VERSION = 1
 MESSAGE_MAX = 4096
@@ -47,7 +49,7 @@ RELAY_SOCKET = "relay.sock"
 KERNEL_DIR = "/run/clawd-kernel"
 KERNEL_SOCKET = "kernel.sock"
 LANES = ("express", "bulk")
-CONGESTION = ("", "cubic", "reno", "bbr", "dctcp")
+CONGESTION = ("", *CONGESTION_CONTROLS)
 """What a lane's sockets may be given; the first leaves them what the kernel gave."""
 BOOSTS = ("rest", "pressure", "first")
 """Levels of a boost, by number."""
@@ -283,8 +285,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shaping:
-    """`state` is `attached`, or `off` with the `reason`. `others`: ids of programs that run beside it. `unpinned`: why
-    it would end with a clawd-kernel that is killed. `devices` on which packets are marked, `unmarked` why not on more,
+    """`state` is `attached`, or `off` with the `reason`. `policies`: what lanes ask for, and `missing` what of
+    it this kernel has not. `others`: ids of programs that run beside it. `unpinned`: why it
+    would end with a clawd-kernel that is killed. `devices` on which packets are marked, `unmarked` why not on more,
     `ahead` what runs there before it; `pacers` who holds paced packets back, by device: `fq`, or the sockets' `tcp`.
     """
 
@@ -303,6 +306,8 @@ class Shaping:
     ahead: Sequence[str] = _checked(_list(_text(256)))
     pacers: Mapping[str, str] = _checked(_table)
     counters: Mapping[str, int] = _checked(_figures)
+    policies: Sequence[Mapping[str, int | str]] = _checked(_list(_record), ())
+    missing: Sequence[str] = _checked(_list(_text(ERROR_MAX)), ())
 
 
 @dataclass(frozen=True)

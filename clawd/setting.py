@@ -15,6 +15,8 @@ from clawd.errors import ConfigError
 
 PACES = ("off", "smooth", "steady")
 """How a stream's tokens are spread over time (csrc/pacer.cdef.h)."""
+CONGESTION_CONTROLS = ("cubic", "reno", "bbr", "dctcp")
+"""Of TCP, by the kernel's names."""
 SHARED = ("runtime_dir", "tcp_fastopen", "keepalive")
 """Keys that the gateway goes by, as clawd does."""
 
@@ -110,6 +112,13 @@ TIME = Kind("TIME", units.parse_duration, units.format_duration)
 COUNT = Kind("N", units.parse_count, str)
 RATE = Kind("N", units.parse_count, str)
 PACE = Kind("off|smooth|steady", lambda text: units.parse_choice(text, PACES), str, "off, smooth or steady")
+DSCP = Kind("DSCP", units.parse_dscp, units.format_dscp, "off, 0 to 63, or a name, as in ef")
+CONGESTION = Kind(
+    "NAME",
+    lambda text: units.parse_choice(text, ("kernel", *CONGESTION_CONTROLS)),
+    str,
+    f"kernel, {', '.join(CONGESTION_CONTROLS[:-1])} or {CONGESTION_CONTROLS[-1]}",
+)
 ENDPOINTS = Kind(
     "ENDPOINTS",
     units.parse_endpoints,

@@ -61,6 +61,25 @@ def parse_choice(text: str, choices: tuple[str, ...]) -> str:
     return value
 
 
+DSCP = {"off": 0, "le": 1, "va": 44, "ef": 46}
+"""Names that RFCs give to values of the field, besides those of classes."""
+DSCP |= {f"cs{number}": 8 * number for number in range(1, 8)}
+DSCP |= {f"af{group}{drop}": 8 * group + 2 * drop for group in range(1, 5) for drop in range(1, 4)}
+
+
+def parse_dscp(text: str) -> int:
+    """0 to 63 in `ef`, `af41`, `46`; 0 for `off`. Raises ConfigError."""
+    word = text.strip().lower()
+    value = int(word) if word.isascii() and word.isdigit() and len(word) <= 2 else DSCP.get(word)
+    if value is None or value > 63:
+        raise ConfigError(f'"{text}" is no DSCP', "write 0 to 63, or a name, as in ef, or off")
+    return value
+
+
+def format_dscp(value: int) -> str:
+    return next((name for name, number in DSCP.items() if number == value), str(value))
+
+
 def _format(value: int, units: Mapping[str, int]) -> str:
     fitting = [(size, name) for name, size in units.items() if value % size == 0 and value >= size]
     size, name = max(fitting)

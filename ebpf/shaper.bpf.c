@@ -40,7 +40,7 @@ BPF_F_TABLE("array", u32, struct claw_row, rows, CLAW_ROWS, CLAW_MAPPED);
 BPF_F_TABLE("array", u32, struct claw_want, wants, CLAW_ROWS, CLAW_MAPPED);
 /* Slot to cookie: that an insertion happens once is what makes a slot one socket's. Ends with its row. */
 BPF_HASH(owners, u32, u64, CLAW_ROWS);
-/* By CLAW_RUNS … CLAW_UNMARKABLE */
+/* By CLAW_RUNS … CLAW_REFUSED_CONGESTION */
 BPF_PERCPU_ARRAY(counters, u64, CLAW_COUNTERS);
 
 static __always_inline void count(u32 which)
@@ -85,13 +85,17 @@ static __always_inline void drop_row(struct claw_row *row, u32 slot)
 	count(CLAW_ENDED);
 }
 
-/* Returns the bit of an option that the kernel refused */
-static __always_inline u32 set_u32(struct bpf_sock_ops *ctx, int level, int name, u32 value, u32 bit)
+/* Returns the bit of an option that the kernel did not take */
+static __always_inline u32 refuse(u32 option)
 {
-	if (bpf_setsockopt(ctx, level, name, &value, sizeof(value)) == 0)
-		return 0;
 	count(CLAW_REFUSED);
-	return bit;
+	count(CLAW_REFUSED_PACING + option);
+	return 1 << option;
+}
+
+static __always_inline u32 set_u32(struct bpf_sock_ops *ctx, int level, int name, u32 value, u32 option)
+{
+	return bpf_setsockopt(ctx, level, name, &value, sizeof(value)) == 0 ? 0 : refuse(option);
 }
 
 /* The option has 32 bits here, and its highest value means none */
@@ -99,7 +103,7 @@ static __always_inline u32 set_pacing(struct bpf_sock_ops *ctx, u64 rate)
 {
 	u32 value = rate == 0 || rate >= CLAW_UNPACED ? CLAW_UNPACED : rate;
 
-	return set_u32(ctx, CLAW_SOL_SOCKET, CLAW_SO_MAX_PACING_RATE, value, CLAW_OPTION_PACING);
+	return set_u32(ctx, CLAW_SOL_SOCKET, CLAW_SO_MAX_PACING_RATE, value, CLAW_NO_PACING);
 }
 
 static __always_inline u32 apply(struct bpf_sock_ops *ctx, struct claw_policy *policy)
@@ -107,18 +111,16 @@ static __always_inline u32 apply(struct bpf_sock_ops *ctx, struct claw_policy *p
 	u32 refused = 0;
 
 	if (policy->congestion[0] && bpf_setsockopt(ctx, CLAW_SOL_TCP, CLAW_TCP_CONGESTION, policy->congestion,
-						    sizeof(policy->congestion)) != 0) {
-		count(CLAW_REFUSED);
-		refused |= CLAW_OPTION_CONGESTION;
-	}
+						    sizeof(policy->congestion)) != 0)
+		refused |= refuse(CLAW_NO_CONGESTION);
 	if (policy->pacing)
 		refused |= set_pacing(ctx, policy->pacing);
 	if (policy->lowat)
-		refused |= set_u32(ctx, CLAW_SOL_TCP, CLAW_TCP_NOTSENT_LOWAT, policy->lowat, CLAW_OPTION_LOWAT);
+		refused |= set_u32(ctx, CLAW_SOL_TCP, CLAW_TCP_NOTSENT_LOWAT, policy->lowat, CLAW_NO_LOWAT);
 	if (policy->priority)
-		refused |= set_u32(ctx, CLAW_SOL_SOCKET, CLAW_SO_PRIORITY, policy->priority, CLAW_OPTION_PRIORITY);
+		refused |= set_u32(ctx, CLAW_SOL_SOCKET, CLAW_SO_PRIORITY, policy->priority, CLAW_NO_PRIORITY);
 	if (policy->thin)
-		refused |= set_u32(ctx, CLAW_SOL_TCP, CLAW_TCP_THIN_LINEAR_TIMEOUTS, 1, CLAW_OPTION_THIN);
+		refused |= set_u32(ctx, CLAW_SOL_TCP, CLAW_TCP_THIN_LINEAR_TIMEOUTS, 1, CLAW_NO_THIN);
 	return refused;
 }
 

@@ -34,7 +34,7 @@ struct claw_row {
 	u32 lane;
 	u32 priority;
 	u32 dscp;
-	u32 refused; /* options that the kernel would not take: bits by CLAW_OPTION_… */
+	u32 refused; /* options that the kernel would not take: bits by CLAW_NO_… */
 	u32 smoothed; /* srtt_us as the kernel has it: eight times that */
 	u32 reserved;
 };
@@ -45,12 +45,13 @@ struct claw_want {
 	u64 pacing; /* bytes a second, 0 unlimited */
 };
 
+/* Options: their bits, and their places in the counters from CLAW_REFUSED_PACING on */
 enum {
-	CLAW_OPTION_PACING = 1,
-	CLAW_OPTION_LOWAT = 2,
-	CLAW_OPTION_PRIORITY = 4,
-	CLAW_OPTION_THIN = 8,
-	CLAW_OPTION_CONGESTION = 16,
+	CLAW_NO_PACING,
+	CLAW_NO_LOWAT,
+	CLAW_NO_PRIORITY,
+	CLAW_NO_THIN,
+	CLAW_NO_CONGESTION,
 };
 
 /* Counters; Python has the same names, in this order */
@@ -63,6 +64,12 @@ enum {
 	CLAW_REPACED, /* changes of pacing that clawd wanted */
 	CLAW_MARKED, /* packets that the classifier gave a priority or DSCP */
 	CLAW_UNMARKABLE, /* packets whose header was not where devices have it: no DSCP */
+	/* Of CLAW_REFUSED, by option, in their order */
+	CLAW_REFUSED_PACING,
+	CLAW_REFUSED_LOWAT,
+	CLAW_REFUSED_PRIORITY,
+	CLAW_REFUSED_THIN,
+	CLAW_REFUSED_CONGESTION,
 	CLAW_COUNTERS,
 };
 

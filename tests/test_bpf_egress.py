@@ -71,9 +71,7 @@ def lane(group: Cgroup, near: Place, address: str = NEAR) -> Iterator[socket.soc
 
 def seen_tos(listener: socket.socket, far: Place) -> set[int]:
     """Of the packets with data that the far side gets."""
-    sniffer = far.make(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP))
-    with sniffer:
-        sniffer.settimeout(20)
+    with sniffing(far) as sniffed:
         peer = far.make(lambda: socket.create_connection(listener.getsockname(), 20))
         with peer:
             ours, _ = listener.accept()
@@ -83,17 +81,29 @@ def seen_tos(listener: socket.socket, far: Place) -> set[int]:
                     assert peer.recv(100)
                 ours.shutdown(socket.SHUT_WR)
                 assert peer.recv(100) == b""
-        found = set()
-        sniffer.setblocking(False)
+        return sniffed(listener.getsockname()[1])
+
+
+@contextmanager
+def sniffing(far: Place) -> Iterator[Callable[[int], set[int]]]:
+    """What packets with data came there from a port: their TOS byte."""
+    sniffer = far.make(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP))
+    found: list[tuple[int, int]] = []
+
+    def sniffed(port: int) -> set[int]:
         while True:
             try:
                 packet = sniffer.recv(2000)
             except BlockingIOError:
-                return found
+                return {tos for origin, tos in found if origin == port}
             header = (packet[0] & 15) * 4
             assert checksum(packet[:header]) == 0, "the header's checksum is wrong"
-            if b"token" in packet and struct.unpack_from("!H", packet, header)[0] == listener.getsockname()[1]:
-                found.add(packet[1])
+            if len(packet) > header + (packet[header + 12] >> 4) * 4:
+                found.append((struct.unpack_from("!H", packet, header)[0], packet[1]))
+
+    with sniffer:
+        sniffer.setblocking(False)
+        yield sniffed
 
 
 def checksum(header: bytes) -> int:

@@ -67,9 +67,9 @@ def _names(header: str, prefix: str) -> list[str]:
 
 
 def test_the_shapers_counters_and_options_have_their_names() -> None:
-    names = [name for name in _names("shaper.h", "CLAW_") if not name.startswith("option_") and name != "counters"]
+    names = [name for name in _names("shaper.h", "CLAW_") if not name.startswith("no_") and name != "counters"]
     assert tuple(names) == shaper.COUNTERS
-    assert tuple(_names("shaper.h", "CLAW_OPTION_")) == shaper.OPTIONS
+    assert tuple(_names("shaper.h", "CLAW_NO_")) == shaper.OPTIONS
 
 
 def test_the_tracers_stages_classes_and_counters_have_their_names() -> None:

@@ -50,6 +50,8 @@ def test_without_flags_every_setting_has_its_default(monkeypatch: pytest.MonkeyP
         tcp_listen=(),
         keys_dir=Path("/etc/clawd/keys"),
         loss_threshold=2,
+        express_dscp=0,
+        congestion="kernel",
         tcp_fastopen=True,
         keepalive=15 * 10**9,
         producers=("any",),
@@ -115,6 +117,12 @@ def test_an_upper_bound_is_allowed_and_one_more_is_not(row) -> None:
         (["--keep"], "argument --keep: expected one argument"),
         (["--prefetch-window", "9"], '--prefetch-window: "9" is not allowed; it must be 1 to 8'),
         (["--tcp-fastopen", "yes"], '--tcp-fastopen: "yes" is not a switch; write on or off'),
+        (["--express-dscp", "64"], '--express-dscp: "64" is no DSCP; write 0 to 63, or a name, as in ef, or off'),
+        (["--express-dscp", "af44"], '--express-dscp: "af44" is no DSCP; write 0 to 63, or a name, as in ef, or off'),
+        (
+            ["--congestion", "vegas"],
+            '--congestion: "vegas" is none of them; write kernel or cubic or reno or bbr or dctcp',
+        ),
         (["--config", ""], '--config: "" is not a path; give the path of a clawd.conf'),
         (
             ["--spool-bytes", "1M"],

@@ -232,13 +232,20 @@ def test_clawctl_says_whether_it_is_there_and_why_not(tmp_path: Path, helper: Pr
 
 def test_what_is_attached_is_told_with_what_is_wrong_of_it() -> None:
     shaping = {"state": "attached", "reason": None, "lanes": 2, "since_ns": None, "is_proved": True, "others": [17, 4],
-               "devices": [], "pacers": {}, "ahead": [], "unmarked": None,
-               "counters": {"runs": 90, "shaped": 3, "refused": 1, "full": 0}}  # fmt: skip
+               "devices": [], "pacers": {}, "ahead": [], "unmarked": None, "policies": [], "missing": [],
+               "counters": {"runs": 90, "shaped": 3, "refused": 1, "refused_congestion": 1, "refused_thin": 0,
+                            "full": 0}}  # fmt: skip
     assert ctl_helper.told_shaping(shaping) == (
-        "shapes sockets of 2 lanes since -: 3 so far, 90 runs, 1 options refused,"
+        "shapes sockets of 2 lanes since -: 3 so far, 90 runs, 1 options refused by the kernel: congestion,"
         " programs beside it that may set the same: 17, 4"
     )
     unseen = {**shaping, "is_proved": False, "others": [], "counters": {}}
     assert ctl_helper.told_shaping(unseen).endswith("0 so far, it was not seen to run yet")
+    policies = [{"port": 1, "lane": "bulk", "dscp": 0, "congestion": ""},
+                {"port": 2, "lane": "express", "dscp": 46, "congestion": "dctcp"}]  # fmt: skip
+    lacking = {**unseen, "policies": policies, "missing": ["this kernel has no congestion control dctcp"]}
+    assert ctl_helper.told_shaping(lacking).endswith(
+        ", express lanes with DSCP ef and congestion control dctcp, this kernel has no congestion control dctcp"
+    )
     off = {**shaping, "state": "off", "reason": "no kernel headers\x1b"}
     assert ctl_helper.told_shaping(off) == "sockets are not shaped: no kernel headers?"

@@ -120,6 +120,8 @@ def test_it_starts_with_what_the_file_says_and_tells_where_each_value_was_set(se
         "tcp_listen": "off",
         "keys_dir": "/etc/clawd/keys",
         "loss_threshold": "2",
+        "express_dscp": "off",
+        "congestion": "kernel",
         "tcp_fastopen": "on",
         "keepalive": "15s",
         "producers": "any",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from clawd import protocol
+from clawd.ctl import helper as ctl_helper
 from clawd.ctl import trace_sockets
+from clawd.kernel.shaper import find_congestion
 from clawd.producer import Producer
 from clawd.server.shaping import PACING_LEAST, PRIORITY, Rows
 from tests import net
@@ -22,7 +25,9 @@ from tests.cgroups import Cgroup
 from tests.daemon import PATIENCE_S, until
 from tests.net import PORT, Net
 from tests.seen import Watch
+from tests.test_bpf_egress import EF, End, sniffing
 from tests.test_bpf_helper import Helper, ask, ask_rows
+from tests.test_ctl import told
 from tests.test_tcp import Site, site
 
 pytestmark = [
@@ -147,6 +152,61 @@ def test_a_helper_that_ends_leaves_no_client_as_slow_as_few_streams_were(
         until(lambda: PACING_LEAST in pacings(), "the pace of a stream")
         helper.end()
         until(lambda: pacings() == {None}, "no limit that nobody lifts")
+
+
+def ss(way: Net, port: int) -> str:
+    words = ["ss", "-tinH", "state", "established", f"sport = :{port}"]
+    run = way.there(lambda: subprocess.run(words, capture_output=True, text=True, check=True), near=True)
+    return run.stdout
+
+
+def test_dscp_and_congestion_control_are_as_the_settings_have_them(
+    way: Net, group: Cgroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "kernel"
+    monkeypatch.setenv("CLAWD_KERNEL_DIR", str(directory))
+    way.there(lambda: subprocess.run(["ip", "route", "add", "default", "dev", "clawd0"], check=True), near=True)
+    helper = Helper(directory, group, within=("nsenter", f"--net={way._near}"))
+    try:
+        flags = ["--express-dscp", "ef", "--congestion", "reno"]
+        with (
+            shaped(way, group, tmp_path, *flags) as here,
+            sniffing(End(way, near=False)) as sniffed,
+            here.consumer() as consumer,
+            Producer("p", here.daemon.runtime_dir) as producer,
+        ):
+            reading = consumer.attach("s")
+            producer.open("s").write("x")
+            assert reading.read(PATIENCE_S)
+            assert [ss(way, port).count(" reno ") for port in (PORT, PORT + 1)] == [1, 1]
+            assert sniffed(PORT + 1) == {EF << 2}
+            assert sniffed(PORT) == {0}
+            kernel = told(here.daemon.runtime_dir, "status")["kernel"]
+            assert kernel["shaping"]["devices"] == ["clawd0"]
+            assert "express lanes with DSCP ef and congestion control reno" in ctl_helper.told(kernel)
+            assert ctl_helper.check_helper(directory).level == "ok"
+            helper.end()
+            wishes = ctl_helper.find_wishes(here.daemon.runtime_dir)
+            finding = ctl_helper.check_helper(directory, wishes)
+            assert finding.level == "warn"
+            assert finding.what.endswith("it is needed for express_dscp = ef, congestion = reno")
+    finally:
+        if helper.process.returncode is None:
+            helper.end()
+
+
+def test_a_congestion_control_that_the_kernel_has_not_is_told(
+    way: Net, group: Cgroup, helper: Helper, tmp_path: Path
+) -> None:
+    if not find_congestion(b"dctcp"):
+        pytest.skip("this kernel has all that may be set")
+    with shaped(way, group, tmp_path, "--congestion", "dctcp") as here, here.consumer() as consumer:
+        consumer.attach("s")
+        line = ctl_helper.told(told(here.daemon.runtime_dir, "status")["kernel"])
+        assert "lanes with congestion control dctcp, this kernel has no congestion control dctcp" in line
+        assert "options refused by the kernel: congestion" in line
+        finding = ctl_helper.check_helper(helper.path.parent)
+        assert (finding.level, finding.fix) == ("warn", ctl_helper.MISSING_FIX)
 
 
 @contextmanager

@@ -136,7 +136,8 @@ def test_wanted_pacing_goes_to_the_sockets_slot(core: Core, arrays: Arrays, tmp_
 
 
 def test_express_lanes_go_first_and_thin() -> None:
-    bulk, express = lanes([(7400, "bulk"), (7401, "express")], dscp=46)
+    bulk, express = lanes([(7400, "bulk"), (7401, "express")], dscp=46, congestion="bbr")
+    assert bulk.congestion == express.congestion == "bbr"
     assert (bulk.port, bulk.lane, bulk.lowat, bulk.priority, bulk.dscp, bulk.thin) == (7400, "bulk", 16384, 0, 0, False)
     assert (express.port, express.lane, express.priority, express.dscp, express.thin) == (7401, "express", 6, 46, True)
     for lane in (bulk, express):
@@ -198,6 +199,27 @@ def test_lanes_are_named_and_rows_asked_for_until_there_are_any(
     assert core.tell_way(number, Told(1, 2, 3, 1200, 50)) == 0
     shaping.poll()
     kernel.accept().close()
+    shaping.close()
+
+
+def test_a_reload_asks_for_what_is_new_and_keeps_the_rows(
+    core: Core, kernel: Kernel, arrays: Arrays, tmp_path: Path
+) -> None:
+    shaping = Shaping(core, lanes([(7401, "express")]), tmp_path)
+    shaping.poll()
+    with kernel.accept() as connection:
+        assert [json.loads(connection.recv(1000))["op"] for _ in range(2)] == ["set_lane", "rows"]
+        send(connection, TOLD, (arrays.fds[0], arrays.fds[1]))
+        shaping.poll()
+        shaping.ask(lanes([(7401, "express")]))  # nothing new
+        shaping.ask(lanes([(7401, "express")], dscp=10, congestion="reno"))
+        asked = json.loads(connection.recv(1000))
+        assert (asked["op"], asked["dscp"], asked["congestion"]) == ("set_lane", 10, "reno")
+        send(connection, shaping_state(None))
+        shaping.poll()
+        assert (shaping.reason, shaping.rows is not None) == ("", True)
+    shaping.ask(lanes([(7401, "express")]))  # it has ended
+    assert shaping.rows is None
     shaping.close()
 
 

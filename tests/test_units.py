@@ -90,3 +90,21 @@ def test_any_text_is_read_or_refused_with_a_config_error(text: str) -> None:
             assert parse(text) >= 0
         except ConfigError:
             assert not text.isascii() or not text.isdigit() or parse is units.parse_duration or len(text) > 18
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("off", 0), ("0", 0), ("EF", 46), ("46", 46), ("af41", 34), ("cs6", 48), ("le", 1), ("63", 63)]
+)
+def test_a_dscp_by_name_or_number(text: str, value: int) -> None:
+    assert units.parse_dscp(text) == value
+
+
+@pytest.mark.parametrize("value", range(64))
+def test_every_dscp_reads_back_as_itself(value: int) -> None:
+    assert units.parse_dscp(units.format_dscp(value)) == value
+
+
+@pytest.mark.parametrize("text", ["", "64", "-1", "046", "cs8", "cs0", "af14", "\u0664\u0666", "on"])
+def test_what_is_no_dscp_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no DSCP; write 0 to 63, or a name, as in ef, or off$"):
+        units.parse_dscp(text)

@@ -12,7 +12,7 @@ from clawd.ctl import render
 from clawd.ctl.check import Finding, find_daemon, find_host
 from clawd.ctl.features import find_features
 from clawd.ctl.hardware import find_hardware
-from clawd.ctl.helper import check_helper
+from clawd.ctl.helper import check_helper, find_wishes
 from clawd.ctl.symptoms import find_symptoms
 from clawd.ctl.tuned import find_tuned
 
@@ -38,7 +38,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from find_symptoms(options.runtime_dir)
     yield from find_host(options.runtime_dir)
     yield from find_features(options.runtime_dir)
-    yield check_helper()
+    yield check_helper(wishes=find_wishes(options.runtime_dir))
     yield from find_tuned()
     yield from find_hardware()
 

@@ -6,16 +6,25 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clawd import protocol
+from clawd import protocol, units
 from clawd.ctl import render
 from clawd.ctl.check import Finding
-from clawd.errors import ProtocolError
+from clawd.ctl.client import Client
+from clawd.errors import ControlError, ProtocolError
 
 TIMEOUT_S = 2.0
+WISHES = {"express_dscp": "off", "congestion": "kernel"}
+"""Settings that need clawd-kernel, with the value that does not."""
+MISSING_FIX = "set another congestion and clawctl reload, or use a kernel that has its module"
+COUNTED = {
+    "full": "sockets without a row",
+    "unmarkable": "packets of a device whose headers are not known, so not marked",
+}
 
 
 def look(directory: Path | None = None) -> dict[str, Any]:
@@ -86,11 +95,12 @@ def told_shaping(shaping: dict[str, Any]) -> str:
     age = render.duration(time.monotonic_ns() - shaping["since_ns"]) if shaping["since_ns"] else render.ABSENT
     parts = [f"shapes sockets of {shaping['lanes']} lanes since {age}: {counters.get('shaped', 0)} so far"]
     parts.append(f"{counters.get('runs', 0)} runs" if shaping["is_proved"] else "it was not seen to run yet")
-    for name, what in (
-        ("refused", "options refused"),
-        ("full", "sockets without a row"),
-        ("unmarkable", "packets of a device whose headers are not known, so not marked"),
-    ):
+    parts += sorted({_told_policy(row) for row in shaping["policies"]} - {""})
+    parts += [render.cell(what) for what in shaping["missing"]]
+    if counters.get("refused"):
+        names = [name.removeprefix("refused_") for name in counters if name.startswith("refused_") and counters[name]]
+        parts.append(f"{counters['refused']} options refused by the kernel: {render.cell(', '.join(names))}")
+    for name, what in COUNTED.items():
         if counters.get(name):
             parts.append(f"{counters[name]} {what}")
     if shaping["others"]:
@@ -108,22 +118,54 @@ def told_shaping(shaping: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def check_helper(directory: Path | None = None) -> Finding:
-    """An extra: clawd works without it."""
+def _told_policy(row: dict[str, Any]) -> str:
+    """What a lane has by a setting, empty when it has nothing."""
+    wanted = []
+    if row.get("dscp"):
+        wanted.append(f"DSCP {units.format_dscp(row['dscp'])}")
+    if row.get("congestion"):
+        wanted.append(f"congestion control {render.cell(row['congestion'])}")
+    return f"{render.cell(row['lane'])} lanes with {' and '.join(wanted)}" if wanted else ""
+
+
+def find_wishes(runtime_dir: Path) -> list[str]:
+    """Settings of the clawd there that only clawd-kernel can bring about, as they are written. Nothing without one."""
+    try:
+        with Client(runtime_dir) as client:
+            values = client.ask(protocol.Settings(), protocol.InEffect).values
+    except ControlError:
+        return []
+    if values.get("tcp_listen", "off") == "off":
+        return []
+    return [f"{key} = {values[key]}" for key in WISHES if values.get(key, WISHES[key]) != WISHES[key]]
+
+
+def check_helper(directory: Path | None = None, wishes: Sequence[str] = ()) -> Finding:
+    """An extra: clawd works without it, but for the `wishes`."""
     found = look(directory)
+    level, waiting = ("warn", f"; it is needed for {', '.join(wishes)}") if wishes else ("info", "")
     if found["state"] == "broken":
-        return Finding("kernel", "info", told(found), "systemctl restart clawd-kernel", "tune")
+        return Finding("kernel", level, told(found) + waiting, "systemctl restart clawd-kernel", "tune")
     if found["state"] == "absent":
-        return Finding("kernel", "info", "clawd-kernel is not running; the relay does not need it",
-                       "systemctl enable --now clawd-kernel", "tune")  # fmt: skip
-    shaping = found["shaping"]
-    if shaping and shaping["lanes"] and (shaping["state"] != "attached" or shaping["others"]):
-        return Finding("kernel", "info", told(found), _fix(shaping), "tune")
+        what = waiting or "; the relay does not need it"
+        return Finding("kernel", level, f"clawd-kernel is not running{what}", "systemctl enable --now clawd-kernel",
+                       "tune")  # fmt: skip
+    flaw = _flaw(found["shaping"], level) if found["shaping"] and found["shaping"]["lanes"] else None
+    if flaw:
+        return Finding("kernel", flaw[0], told(found), flaw[1], "tune")
     lacks = any((found["abilities"] or {}).values())
     return Finding("kernel", "info" if lacks or found["state"] == "hidden" else "ok", told(found), None, "tune")
 
 
-def _fix(shaping: dict[str, Any]) -> str:
+def _flaw(shaping: dict[str, Any], level: str) -> tuple[str, str] | None:
+    """The worst that is wrong with the shaping, as level and fix."""
+    is_marking = any(row.get("dscp") for row in shaping["policies"])
+    if shaping["state"] != "attached":
+        return level, "see the reason, then: systemctl restart clawd-kernel; clients by tcp are served all the same"
+    if shaping["missing"]:
+        return "warn", MISSING_FIX
+    if is_marking and shaping["unmarked"]:
+        return "warn", "see: ip route, tc filter show dev NAME egress"
     if shaping["others"]:
-        return "see who attached them: bpftool cgroup tree effective"
-    return "see the reason, then: systemctl restart clawd-kernel; clients by tcp are served all the same"
+        return "info", "see who attached them: bpftool cgroup tree effective"
+    return None

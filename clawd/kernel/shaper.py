@@ -25,12 +25,15 @@ SOURCE = "shaper.bpf.c"
 ROWS = 4096
 """Sockets seen at once. A power of two; 96 bytes each."""
 PINS = Path("/sys/fs/bpf")
-COUNTERS = ("runs", "shaped", "ended", "full", "refused", "repaced", "marked", "unmarkable")
+OPTIONS = ("pacing", "lowat", "priority", "thin", "congestion")
+"""By bit of a row's `refused`."""
+COUNTERS = (
+    *("runs", "shaped", "ended", "full", "refused", "repaced", "marked", "unmarkable"),
+    *(f"refused_{option}" for option in OPTIONS),
+)
 """As in ebpf/shaper.h."""
 LANES_MAX = 64
 """As the map of policies."""
-OPTIONS = ("pacing", "lowat", "priority", "thin", "congestion")
-"""By bit of a row's `refused`."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Shaper:
         self._lock = threading.Lock()  # the loader's thread and the helper's loop
         self._loader: threading.Thread | None = None
         self._lanes: dict[int, Policy] = {}
+        self._missing: dict[bytes, str] = {}
+        """By congestion control: why the kernel cannot give it, empty when it can."""
         self._loaded: bpf.Loaded | None = None
         self._link = -1
         self._cgroup_fd = -1
@@ -85,6 +90,7 @@ class Shaper:
             if len(self._lanes) >= LANES_MAX and port not in self._lanes:
                 raise HostError(f"more than {LANES_MAX} lanes")
             self._lanes[port] = policy
+            self._missing[policy.congestion] = find_congestion(policy.congestion)
             if self._loaded:
                 self._put(port, policy)
             elif not self._loader or not self._loader.is_alive():  # what failed may have been put right
@@ -250,6 +256,8 @@ class Shaper:
                 self._egress.ahead(),
                 self._egress.pacers() if self._loaded else {},
                 counters,
+                [told(port, policy) for port, policy in self._lanes.items()],
+                sorted({why for each in self._lanes.values() if (why := self._missing[each.congestion])}),
             )
 
     def _is_same_cgroup(self) -> bool:
@@ -266,6 +274,28 @@ class Shaper:
         except OSError:
             return []
         return [number for number in found if number != ours]
+
+
+def told(port: int, policy: Policy) -> dict[str, int | str]:
+    """As the state has it, by the words of a request."""
+    lane = protocol.LANES[policy.lane - 1]
+    return {"port": port, **asdict(policy), "lane": lane, "congestion": policy.congestion.decode()}
+
+
+def find_congestion(name: bytes) -> str:
+    """Why the kernel has no such congestion control, empty when it has. Asking loads its module where we may: at a
+    socket's establishment nothing is loaded.
+    """
+    if not name:
+        return ""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+    except FileNotFoundError:
+        return f"this kernel has no congestion control {name.decode()}"
+    except OSError as error:
+        return f"congestion control {name.decode()} cannot be had: {error.strerror}"
+    return ""
 
 
 def default_cgroup() -> Path:

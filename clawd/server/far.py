@@ -67,7 +67,6 @@ class Far:
         """Raises HostError when an address cannot be had, or may not be without keys."""
         self._core = core
         self._relay = relay
-        self.apply(config)
         self.lanes: list[Lane] = []
         self._doors: dict[Lane, TcpDoor] = {}
         self._listeners: list[socket.socket] = []
@@ -86,8 +85,10 @@ class Far:
             for later, kind in enumerate((lib.CLAW_LANE_BULK, lib.CLAW_LANE_EXPRESS))
         ]
         names = {lib.CLAW_LANE_BULK: "bulk", lib.CLAW_LANE_EXPRESS: "express"}
+        self._ports = [(port, names[kind]) for _, port, kind in places]
         # Before anybody can connect: sockets that are there already are not shaped
-        self._shaping = Shaping(core, lanes((port, names[kind]) for _, port, kind in places))
+        self._shaping = Shaping(core, self._policies(config))
+        self.apply(config)
         self._shaping.poll()
         for host, port, kind in places:
             self._listen(host, port, kind, config)
@@ -100,6 +101,11 @@ class Far:
             for listener in self._listeners:
                 fast_open(listener, config.tcp_fastopen)
         self._fastopen = config.tcp_fastopen
+        self._shaping.ask(self._policies(config))
+
+    def _policies(self, config: Config) -> list[protocol.SetLane]:
+        congestion = "" if config.congestion == "kernel" else config.congestion
+        return lanes(self._ports, config.express_dscp, congestion)
 
     def _listen(self, host: str, port: int, kind: int, config: Config) -> None:
         listener = listen(host, port, fastopen=config.tcp_fastopen, keepalive_ns=config.keepalive)

@@ -42,12 +42,18 @@ def wanted_pacing(streams: int, token_bytes: int) -> int:
     return max(PACING_LEAST, streams * TRANSMIT_PER_S * token_bytes * MARGIN) if streams else 0
 
 
-def lanes(ports: Iterable[tuple[int, str]], dscp: int = 0) -> list[protocol.SetLane]:
+def lanes(ports: Iterable[tuple[int, str]], dscp: int = 0, congestion: str = "") -> list[protocol.SetLane]:
     """What clawd asks for its tcp lanes, each a port and its name. `dscp` is the express lanes'."""
     return [
-        protocol.SetLane(port, "express", lowat=LOWAT_BYTES, priority=PRIORITY, dscp=dscp, thin=True)
-        if name == "express"
-        else protocol.SetLane(port, name, lowat=LOWAT_BYTES)
+        protocol.SetLane(
+            port,
+            name,
+            lowat=LOWAT_BYTES,
+            priority=PRIORITY if name == "express" else 0,
+            dscp=dscp if name == "express" else 0,
+            thin=name == "express",
+            congestion=congestion,
+        )
         for port, name in ports
     ]
 
@@ -146,6 +152,17 @@ class Shaping:
         self.reason = "clawd-kernel was not asked yet"
         """Why there are no rows."""
 
+    def ask(self, lanes: Sequence[protocol.SetLane]) -> None:
+        """Other policies for the same lanes, for those who connect from now on."""
+        if lanes == self._lanes:
+            return
+        self._lanes = lanes
+        if self._socket is not None:
+            try:
+                self._name_lanes(self._socket)
+            except OSError as error:
+                self._lose(str(error.strerror))  # and the next poll begins anew
+
     def poll(self) -> None:
         """Go on with what clawd-kernel was asked, as far as that takes no waiting."""
         if not self._lanes:
@@ -169,9 +186,12 @@ class Shaping:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._socket = made
         made.connect(os.fspath(self._path))
-        for lane in self._lanes:
-            made.send(protocol.encode(lane))
+        self._name_lanes(made)
         self._is_waiting = False
+
+    def _name_lanes(self, helper: socket.socket) -> None:
+        for lane in self._lanes:
+            helper.send(protocol.encode(lane))
 
     def _ask(self, request: protocol.Message) -> None:
         assert self._socket
@@ -202,7 +222,7 @@ class Shaping:
         if isinstance(answer, protocol.Failure):
             raise ProtocolError(answer.text)
         if isinstance(answer, protocol.Shaping):
-            self.reason = answer.reason or "clawd-kernel has not told its rows yet"
+            self.reason = answer.reason or ("" if self.rows else "clawd-kernel has not told its rows yet")
             return
         assert isinstance(answer, protocol.SocketRows)
         self._is_waiting = False
