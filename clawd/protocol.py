@@ -288,7 +288,8 @@ class Shaping:
     """`state` is `attached`, or `off` with the `reason`. `policies`: what lanes ask for, and `missing` what of
     it this kernel has not. `others`: ids of programs that run beside it. `unpinned`: why it
     would end with a clawd-kernel that is killed. `devices` on which packets are marked, `unmarked` why not on more,
-    `ahead` what runs there before it; `pacers` who holds paced packets back, by device: `fq`, or the sockets' `tcp`.
+    `ahead` what runs there before it; `pacers` who holds paced packets back, by device: `fq`, or the sockets' `tcp`;
+    `classes` which class of its queue express packets go to.
     """
 
     op = "shaping"
@@ -308,6 +309,7 @@ class Shaping:
     counters: Mapping[str, int] = _checked(_figures)
     policies: Sequence[Mapping[str, int | str]] = _checked(_list(_record), ())
     missing: Sequence[str] = _checked(_list(_text(ERROR_MAX)), ())
+    classes: Mapping[str, str] | None = _checked(_or_none(_table), None)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ BPF_F_TABLE("array", u32, struct claw_row, rows, CLAW_ROWS, CLAW_MAPPED);
 BPF_F_TABLE("array", u32, struct claw_want, wants, CLAW_ROWS, CLAW_MAPPED);
 /* Slot to cookie: that an insertion happens once is what makes a slot one socket's. Ends with its row. */
 BPF_HASH(owners, u32, u64, CLAW_ROWS);
+/* By device, the class of its queue that express packets go to. Full: the helper tells. */
+BPF_HASH(classes, u32, u32, 64);
 /* By CLAW_RUNS … CLAW_REFUSED_CONGESTION */
 BPF_PERCPU_ARRAY(counters, u64, CLAW_COUNTERS);
 
@@ -287,13 +289,18 @@ static __always_inline int mark(struct __sk_buff *skb, u32 dscp)
 int claw_egress(struct __sk_buff *skb)
 {
 	u64 cookie = bpf_get_socket_cookie(skb);
+	u32 slot = 0, device = skb->ifindex;
 	struct claw_row *row;
-	u32 slot = 0;
+	u32 *class;
 
 	row = cookie ? find_row(cookie, &slot) : 0;
 	if (!row || !(row->priority || row->dscp))
 		return -1; /* TC_ACT_UNSPEC */
-	if (row->priority)
+	/* htb knows no priorities, and takes a packet's for the number of a class */
+	class = row->lane == CLAW_EXPRESS ? classes.lookup(&device) : 0;
+	if (class)
+		skb->priority = *class;
+	else if (row->priority)
 		skb->priority = row->priority;
 	count(row->dscp && !mark(skb, row->dscp) ? CLAW_UNMARKABLE : CLAW_MARKED);
 	return -1;

@@ -3,12 +3,15 @@
 #ifndef CLAW_SHAPER_H
 #define CLAW_SHAPER_H
 
+#define CLAW_EXPRESS 1
+#define CLAW_BULK 2
+
 /* What the sockets of one lane get; zero leaves an option as it is */
 struct claw_policy {
 	u64 pacing; /* bytes a second */
 	u32 lowat; /* bytes not yet sent above which the socket is not writable */
 	u32 priority;
-	u32 lane; /* 1 express, 2 bulk: told again in each row */
+	u32 lane; /* CLAW_EXPRESS or CLAW_BULK: told again in each row */
 	u32 dscp; /* 0 … 63, written by the classifier */
 	u32 thin; /* 1: timeouts of a thin stream do not double */
 	u32 reserved;

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import struct
@@ -11,17 +12,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
 
 from clawd.ctl import helper as ctl_helper
+from clawd.server.shaping import lanes
 from tests import net
 from tests.cgroups import Cgroup
 from tests.net import Net
 from tests.test_bpf_helper import Helper, ask, shape
+from tests.test_bpf_shaper import until
 from tests.veth import FAR, NEAR, Side, link
 
 pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("bpf")]
@@ -72,16 +75,21 @@ def lane(group: Cgroup, near: Place, address: str = NEAR) -> Iterator[socket.soc
 def seen_tos(listener: socket.socket, far: Place) -> set[int]:
     """Of the packets with data that the far side gets."""
     with sniffing(far) as sniffed:
-        peer = far.make(lambda: socket.create_connection(listener.getsockname(), 20))
-        with peer:
-            ours, _ = listener.accept()
-            with ours:
-                for number in range(5):
-                    ours.send(b"token %d" % number)
-                    assert peer.recv(100)
-                ours.shutdown(socket.SHUT_WR)
-                assert peer.recv(100) == b""
+        talk(listener, far)
         return sniffed(listener.getsockname()[1])
+
+
+def talk(listener: socket.socket, far: Place) -> None:
+    """Five tokens to a client there."""
+    peer = far.make(lambda: socket.create_connection(listener.getsockname(), 20))
+    with peer:
+        ours, _ = listener.accept()
+        with ours:
+            for number in range(5):
+                ours.send(b"token %d" % number)
+                assert peer.recv(100)
+            ours.shutdown(socket.SHUT_WR)
+            assert peer.recv(100) == b""
 
 
 @contextmanager
@@ -118,9 +126,11 @@ def helping(
     tmp_path: Path, group: Cgroup, near: Side | None, entry: tuple[str, ...] = ()
 ) -> Iterator[tuple[Helper, socket.socket]]:
     made = Helper(tmp_path / "kernel", group, within=inside(near) if near else entry)
-    with made.dial() as connection:
-        yield made, connection
-    made.end()
+    try:
+        with made.dial() as connection:
+            yield made, connection
+    finally:
+        made.end()
 
 
 def test_the_express_lane_is_marked_and_the_other_is_not(
@@ -208,6 +218,48 @@ def test_a_tcx_program_is_told(tmp_path: Path, group: Cgroup, sides: tuple[Side,
 def test_without_a_way_out_it_says_so(tmp_path: Path, group: Cgroup) -> None:
     with link() as (near, _far), helping(tmp_path, group, near) as (_, connection):
         assert shape(connection, 7, lane="express", dscp=EF)["unmarked"] == "no device has a default route"
+
+
+HTB = """
+import sys
+from clawd.kernel import netns, tc
+from clawd.kernel.change import Place
+tc.Queues().write(Place(tc.KIND, "near", netns.current().cookie, tc.find_device("near").identity), "htb 80000000 30")
+"""
+
+
+def sent_by(side: Side, group: str) -> int:
+    """Bytes that a class of near's queue let go."""
+    told = side.run(f"tc -s class show dev near classid {group}")
+    return int(re.search(rf"class htb {group} .*\n Sent (\d+) bytes", told)[1])  # type: ignore[index]
+
+
+def test_the_express_lane_goes_to_the_express_class_of_the_profiles_htb(
+    tmp_path: Path, group: Cgroup, sides: tuple[Side, Side]
+) -> None:
+    near, far = sides
+    with (
+        lane(group, near) as express,
+        lane(group, near) as bulk,
+        helping(tmp_path, group, near) as (helper, connection),
+    ):
+        ports = [(bulk.getsockname()[1], "bulk"), (express.getsockname()[1], "express")]
+        for asked in lanes(ports):
+            wanted = asdict(asked)
+            state = shape(connection, wanted.pop("port"), **wanted)
+        assert state["devices"] == []
+        subprocess.run([*inside(near), sys.executable, "-c", HTB], check=True)
+        until(lambda: ask(connection, op="shape")["classes"] == {"near": "c1a0:10"}, "the class is found")
+        line = ctl_helper.told(ctl_helper.look(helper.path.parent))
+        assert "express packets go to class c1a0:10 of near" in line
+        talk(express, far)
+        first, rest = sent_by(near, "c1a0:10"), sent_by(near, "c1a0:20")
+        assert first > 5 * 52, "all of it but the handshake, whose socket is none yet"
+        talk(bulk, far)
+        assert sent_by(near, "c1a0:10") == first
+        assert sent_by(near, "c1a0:20") - rest > 5 * 52
+        near.run("tc qdisc del dev near root")
+        until(lambda: ask(connection, op="shape")["classes"] == {}, "the class is gone")
 
 
 @dataclass

@@ -111,6 +111,8 @@ def told_shaping(shaping: dict[str, Any]) -> str:
         )
     if shaping["devices"]:
         parts.append(f"packets are marked on {', '.join(map(render.cell, shaping['devices']))}")
+    for name, group in (shaping.get("classes") or {}).items():
+        parts.append(f"express packets go to class {render.cell(group)} of {render.cell(name)}")
     if shaping["ahead"]:
         parts.append(f"before it come {', '.join(map(render.cell, shaping['ahead']))}")
     if shaping["unmarked"]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clawd.errors import HostError
-from clawd.kernel import bpfcall
+from clawd.kernel import bpfcall, tc
 
 NAME = "claw_egress"
 PARENT = 0xFFFFFFF3  # egress of clsact, linux/pkt_sched.h
@@ -92,6 +92,14 @@ def has_fq(name: str) -> bool:
         rows = [row for row in handle.get_qdiscs(index) if row["parent"] != 0xFFFFFFF1]  # clsact is no queue
     kinds = [row.get_attr("TCA_KIND") for row in rows]
     return bool(kinds) and {kind for kind in kinds if kind != "mq"} == {"fq"}
+
+
+def express_class(name: str) -> int:
+    """The class of our own htb (tc.py) that what comes first goes to; 0 where the device has none."""
+    index = _index(name)
+    with _netlink() as handle:
+        rows = [row for row in handle.get_qdiscs(index) if row["parent"] == tc.ROOT_PARENT]
+    return tc.EXPRESS if any(row.get_attr("TCA_KIND") == "htb" and row["handle"] == tc.OURS for row in rows) else 0
 
 
 def attach(name: str, program: int) -> None:

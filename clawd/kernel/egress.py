@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the shaper's classifier is attached: devices that lead beyond this host, if a lane wants marks."""
+"""Where the shaper's classifier is attached: devices that lead beyond this host, if a lane wants marks, and those that
+have an express class of ours, which clawd's express lane is put into.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,55 @@ import socket
 
 from clawd import log
 from clawd.errors import HostError
-from clawd.kernel import clsact
+from clawd.kernel import clsact, tc
+from clawd.kernel.bpfcall import Table
 
 
 class Egress:
     def __init__(self) -> None:
-        self.devices: list[str] = []
+        self._indexes: dict[str, int] = {}
+        self._classes: dict[str, int] = {}
         self.reason = ""
-        """Why a device is not among them."""
+        """Why a device that should be is not among `devices`."""
 
-    def attach(self, program: int) -> None:
-        """On all such devices that there are now."""
+    @property
+    def devices(self) -> list[str]:
+        return list(self._indexes)
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """By device, the class that express packets are put into."""
+        return {name: tc.handle_text(number) for name, number in self._classes.items()}
+
+    def follow(self, program: int, classes: Table, *, is_marking: bool) -> None:
+        """Be attached where that is of use by now: devices, routes and queues come and go. `is_marking`: everywhere."""
+        reason = ""
         try:
-            for name in clsact.outgoing():
-                if name not in self.devices:
-                    clsact.attach(name, program)
-                    self.devices.append(name)
-                    log.event("egress classified", device=name)
-            self.reason = "" if self.devices else "no device has a default route"
-        except HostError as error:
-            self.reason = str(error)
-            log.warning("egress not classified", reason=error)
+            outgoing = clsact.outgoing()
+            if is_marking and not outgoing:
+                reason = "no device has a default route"
+            for name in outgoing:
+                self._follow(name, program, classes, is_marking=is_marking)
+        except (HostError, OSError) as error:
+            reason = str(error)
+        if reason and reason != self.reason:
+            log.warning("egress not classified", reason=reason)
+        self.reason = reason
+
+    def _follow(self, name: str, program: int, classes: Table, *, is_marking: bool) -> None:
+        index, group = socket.if_nametoindex(name), clsact.express_class(name)
+        if self._indexes.get(name) not in (None, index):  # another device of that name
+            del self._indexes[name]
+            self._classes.pop(name, None)
+        if (is_marking or group) and name not in self._indexes:
+            clsact.attach(name, program)
+            self._indexes[name] = index
+            log.event("egress classified", device=name)
+        if group and self._classes.get(name) != group:
+            classes.set(index, group.to_bytes(4, "little"))
+            self._classes[name] = group
+        elif not group and self._classes.pop(name, 0):
+            classes.remove(index)
 
     def ahead(self) -> list[str]:
         """What runs before ours."""
@@ -50,7 +80,8 @@ class Egress:
         for name in self.devices:
             with contextlib.suppress(HostError):
                 clsact.detach(name)
-        self.devices = []
+        self._indexes.clear()
+        self._classes.clear()
 
 
 def sweep() -> None:

@@ -155,6 +155,7 @@ class Helper:
                     key.data()
                 self._expire()
                 self._booster.settle()
+                self._shaper.look()
                 beat.turned()
             sd.stopping()
 

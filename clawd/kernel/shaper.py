@@ -32,6 +32,8 @@ COUNTERS = (
     *(f"refused_{option}" for option in OPTIONS),
 )
 """As in ebpf/shaper.h."""
+LOOK_NS = 4_000_000_000
+"""How often devices and queues are looked at: as often as the helper's loop turns."""
 LANES_MAX = 64
 """As the map of policies."""
 
@@ -78,6 +80,7 @@ class Shaper:
         self._cgroup_fd = -1
         self._egress = Egress()
         self._since_ns = 0
+        self._looked_ns = 0
         self._reason = "no lane was named"
         self._unpinned = ""
         self._is_closed = False
@@ -93,6 +96,7 @@ class Shaper:
             self._missing[policy.congestion] = find_congestion(policy.congestion)
             if self._loaded:
                 self._put(port, policy)
+                self._follow()
             elif not self._loader or not self._loader.is_alive():  # what failed may have been put right
                 self._reason = "its program is being compiled"
                 self._loader = threading.Thread(target=self._start, name="shaper", daemon=True)
@@ -115,8 +119,14 @@ class Shaper:
         assert self._loaded
         table = self._loaded.maps["policies"]
         Table(table).set(port, bpfcall.packed(table, asdict(policy)))
-        if policy.dscp:
-            self._egress.attach(self._loaded.programs["claw_egress"])
+
+    def _follow(self) -> None:
+        """With the lock."""
+        assert self._loaded
+        if any(policy.dscp or policy.priority for policy in self._lanes.values()):
+            is_marking = any(policy.dscp for policy in self._lanes.values())
+            program, classes = self._loaded.programs["claw_egress"], Table(self._loaded.maps["classes"])
+            self._egress.follow(program, classes, is_marking=is_marking)
 
     # --- loading ---
 
@@ -159,6 +169,8 @@ class Shaper:
         self._unpinned = self._pin()
         for port, policy in self._lanes.items():
             self._put(port, policy)
+        self._follow()
+        self._looked_ns = time.monotonic_ns()
 
     def _sweep(self) -> None:
         """Take away what a killed helper of ours left. Whatever else lies in there is not ours and stays."""
@@ -205,6 +217,14 @@ class Shaper:
             self._reason = "it was stopped"
 
     # --- looking ---
+
+    def look(self) -> None:
+        """What changed around it: call it again and again."""
+        with self._lock:
+            if not self._loaded or time.monotonic_ns() - self._looked_ns < LOOK_NS:
+                return
+            self._looked_ns = time.monotonic_ns()
+            self._follow()
 
     def maps(self) -> tuple[bpf.Map, bpf.Map] | None:
         """The rows, and what clawd wants for them."""
@@ -258,6 +278,7 @@ class Shaper:
                 counters,
                 [told(port, policy) for port, policy in self._lanes.items()],
                 sorted({why for each in self._lanes.values() if (why := self._missing[each.congestion])}),
+                self._egress.classes,
             )
 
     def _is_same_cgroup(self) -> bool:

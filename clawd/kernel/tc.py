@@ -193,7 +193,7 @@ class Queues:
                 self._make_htb(handle, device, *map(int, value.split()[1:]))
                 if has_scheduler("fq"):
                     for group in (EXPRESS, BULK):
-                        _tc("qdisc", "add", "dev", device.name, "parent", _handle(group), "fq")
+                        _tc("qdisc", "add", "dev", device.name, "parent", handle_text(group), "fq")
             elif not value.startswith("default"):
                 self._make(handle, device, value)
 
@@ -209,11 +209,11 @@ class Queues:
 
     def _make(self, handle: Any, device: Device, value: str) -> None:
         words = value.split()
-        _tc("qdisc", "add", "dev", device.name, "root", "handle", _handle(OURS), words[0])
+        _tc("qdisc", "add", "dev", device.name, "root", "handle", handle_text(OURS), words[0])
         if words[0] == "mq":
             for queue in handle.get_qdiscs():
                 if queue["index"] == device.index and _is_leaf(queue, OURS):
-                    _tc("qdisc", "add", "dev", device.name, "parent", _handle(queue["parent"]), words[1])
+                    _tc("qdisc", "add", "dev", device.name, "parent", handle_text(queue["parent"]), words[1])
 
     def is_partial(self, live: str) -> bool:
         return live == "partial"
@@ -225,15 +225,15 @@ class Queues:
         if words[0] == "htb":
             found.append(f"tc qdisc add dev {name} root handle c1a0: htb default 20")
             for group, (own, most, prio) in _classes(int(words[1]), int(words[2])).items():
-                parent = _handle(OURS if group == ALL else ALL)
+                parent = handle_text(OURS if group == ALL else ALL)
                 limits = f"rate {8 * own}bit ceil {8 * most}bit prio {prio}"
-                found.append(f"tc class add dev {name} parent {parent} classid {_handle(group)} htb {limits}")
+                found.append(f"tc class add dev {name} parent {parent} classid {handle_text(group)} htb {limits}")
             for word, _, order, _ in EF:
                 match = "ip dsfield" if word == "ip" else "ip6 priority"
                 found.append(f"tc filter add dev {name} parent c1a0: protocol {word} prio {order} u32"
                              f" match {match} 0xb8 0xfc flowid c1a0:10")  # fmt: skip
             if has_scheduler("fq"):
-                found += [f"tc qdisc add dev {name} parent {_handle(group)} fq" for group in (EXPRESS, BULK)]
+                found += [f"tc qdisc add dev {name} parent {handle_text(group)} fq" for group in (EXPRESS, BULK)]
         elif words[0] != "default":
             found.append(f"tc qdisc add dev {name} root handle c1a0: {words[0]}")
             if words[0] == "mq":
@@ -258,7 +258,8 @@ def _rate(group: Any, name: str, options: Any) -> int:
     return int(wide or options[name.lower()])
 
 
-def _handle(number: int) -> str:
+def handle_text(number: int) -> str:
+    """As tc writes it."""
     return f"{number >> 16:x}:{number & 0xFFFF:x}" if number & 0xFFFF else f"{number >> 16:x}:"
 
 
