@@ -125,6 +125,7 @@ def checksum(header: bytes) -> int:
 def helping(
     tmp_path: Path, group: Cgroup, near: Side | None, entry: tuple[str, ...] = ()
 ) -> Iterator[tuple[Helper, socket.socket]]:
+    tmp_path.mkdir(exist_ok=True)
     made = Helper(tmp_path / "kernel", group, within=inside(near) if near else entry)
     try:
         with made.dial() as connection:
@@ -173,6 +174,21 @@ def test_what_a_killed_helper_left_is_swept(tmp_path: Path, group: Cgroup, sides
     with helping(tmp_path, group, near) as (_, connection):
         shape(connection, 7, lane="bulk")
         assert filters(near) == []
+
+
+def test_a_second_helper_leaves_the_firsts_filter(tmp_path: Path, group: Cgroup, sides: tuple[Side, Side]) -> None:
+    near, _far = sides
+    with helping(tmp_path, group, near) as (first, connection):
+        assert shape(connection, 7, lane="express", dscp=EF)["devices"] == ["near"]
+        before = filters(near)
+        with helping(tmp_path / "beside", group, near) as (_, beside):
+            state = shape(beside, 8, lane="express", dscp=EF)
+            # nsenter became it
+            assert state["unmarked"] == f'another clawd-kernel, process {first.process.pid}, marks at "near"'
+            assert state["devices"] == []
+        assert filters(near) == before
+        assert len(before) == 1
+    assert filters(near) == []
 
 
 def test_a_place_that_somebody_has_is_left_to_him(tmp_path: Path, group: Cgroup, sides: tuple[Side, Side]) -> None:

@@ -22,7 +22,7 @@ import pytest
 from clawd import protocol
 from clawd.ctl import helper as ctl_helper
 from clawd.kernel import bpf, bpfcall
-from tests.cgroups import Cgroup
+from tests.cgroups import Cgroup, cgroup
 from tests.test_bpf_shaper import attached, carry, connected, cookie, pacing, until
 
 pytestmark = [pytest.mark.root, pytest.mark.plain, pytest.mark.usefixtures("bpf")]
@@ -222,6 +222,50 @@ def test_a_killed_helper_leaves_shaping_in_force_and_the_next_sweeps_it(
         assert not attached(group)
         assert within(entry, "ls", str(pins / "clawd")).split() == ["others"]
         within(entry, "test", "-d", str(pins / "others"))  # raises where it is not
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_what_a_killed_helper_left_ends_with_one_that_nobody_names_a_lane(
+    tmp_path: Path, group: Cgroup, namespace: tuple[tuple[str, ...], Path], is_stopped: bool
+) -> None:
+    entry, pins = namespace
+    first = Helper(tmp_path / "kernel", group, pins=pins, within=entry)
+    with first.dial() as connection:
+        shape(connection, 7, lane="bulk", pacing=4_000_000)
+        first.end(signal.SIGKILL)
+    assert len(attached(group)) == 1
+    second = Helper(tmp_path / "kernel", group, pins=pins, within=entry)
+    try:
+        if not is_stopped:
+            until(lambda: not attached(group), "swept by itself")
+    finally:
+        second.end()
+    assert not attached(group)
+    assert "clawd" not in within(entry, "ls", str(pins)).split()
+
+
+def test_a_second_helper_leaves_what_the_first_pinned(
+    tmp_path: Path, group: Cgroup, namespace: tuple[tuple[str, ...], Path]
+) -> None:
+    entry, pins = namespace
+    with cgroup("-second") as other:
+        first = Helper(tmp_path / "first", group, pins=pins, within=entry)
+        second = Helper(tmp_path / "second", other, pins=pins, within=entry)
+        try:
+            with first.dial() as connection, second.dial() as beside:
+                assert shape(connection, 7, lane="bulk")["unpinned"] is None
+                before = within(entry, "ls", "-i", str(pins / "clawd"))
+                state = shape(beside, 8, lane="bulk")
+                assert state["state"] == "attached"
+                assert state["unpinned"] == f'another clawd-kernel has "{pins}/clawd"; it ends with clawd-kernel'
+                second.end()
+                assert within(entry, "ls", "-i", str(pins / "clawd")) == before
+                assert len(attached(group)) == 1
+        finally:
+            for each in (first, second):
+                if each.process.returncode is None:
+                    each.end()
+        assert "clawd" not in within(entry, "ls", str(pins)).split()
 
 
 def test_pins_in_a_directory_that_others_may_write_are_refused(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +38,36 @@ class Filter:
 
     @property
     def is_ours(self) -> bool:
+        """Of a clawd-kernel."""
         return (self.prio, self.handle, self.kind) == (PRIO, HANDLE, "bpf") and self.name.startswith(NAME)
+
+    @property
+    def owner(self) -> int:
+        """The process of another clawd-kernel that is alive and has it; 0: there is none."""
+        match = re.fullmatch(rf"{NAME}-([0-9]{{1,9}})-([0-9]+)", self.name)
+        if match is None or self.name == _label():
+            return 0
+        pid = int(match[1])
+        try:
+            os.kill(pid, 0)
+            return pid if _started(pid) in ("", match[2]) else 0  # else the number is another's by now
+        except ProcessLookupError:
+            return 0
+        except PermissionError:
+            return pid
+
+
+def _label() -> str:
+    """What our filters are called: a killed one's are told by that from those of one that lives."""
+    return f"{NAME}-{os.getpid()}-{_started(os.getpid())}"
+
+
+def _started(pid: int) -> str:
+    """When, in ticks since the boot; empty when it is hidden from us."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager
@@ -116,18 +146,20 @@ def attach(name: str, program: int) -> None:
     present = next((each for each in filters(index) if (each.prio, each.handle) == (PRIO, HANDLE)), None)
     if present and not present.is_ours:
         raise HostError(f'a filter of somebody else is at prio {PRIO} of "{name}"')
+    if present and present.owner:
+        raise HostError(f'another clawd-kernel, process {present.owner}, marks at "{name}"')
     if present:
         detach(name)  # a killed helper's
     with _netlink() as handle:
         where: dict[str, Any] = {"parent": PARENT, "prio": PRIO, "protocol": ETH_P_ALL}
-        handle.tc("add-filter", "bpf", index, HANDLE, fd=program, name=NAME, flags=_DIRECT, **where)
+        handle.tc("add-filter", "bpf", index, HANDLE, fd=program, name=_label(), flags=_DIRECT, **where)
 
 
 def detach(name: str) -> None:
-    """Take ours away, when it is there: by its exact place, for less than that would take others' too."""
+    """Take ours away, or a killed helper's, when it is there: by its exact place, for less would take others' too."""
     with contextlib.suppress(OSError):  # the device is gone, and its filters with it
         index = socket.if_nametoindex(name)
-        if any(each.is_ours for each in filters(index)):
+        if any(each.is_ours and not each.owner for each in filters(index)):
             with _netlink() as handle:
                 where: dict[str, Any] = {"parent": PARENT, "prio": PRIO, "protocol": ETH_P_ALL}
                 handle.tc("del-filter", "bpf", index, HANDLE, **where)

@@ -5,10 +5,8 @@ first lane is named; ends with its owner, and what a killed one left is swept by
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +18,7 @@ from clawd.errors import HostError
 from clawd.kernel import bpf, bpfcall, egress
 from clawd.kernel.bpfcall import Table
 from clawd.kernel.egress import Egress
+from clawd.kernel.pins import Pins
 
 SOURCE = "shaper.bpf.c"
 ROWS = 4096
@@ -67,7 +66,7 @@ class Shaper:
         self, cgroup: Path, pins: Path = PINS, rows: int = ROWS, load: Callable[..., bpf.Loaded] = bpf.load
     ) -> None:
         self._cgroup = cgroup
-        self._pins = pins / "clawd"
+        self._pins = Pins(pins / "clawd")
         self._rows = rows
         self._load = load
         self._lock = threading.Lock()  # the loader's thread and the helper's loop
@@ -80,7 +79,9 @@ class Shaper:
         self._cgroup_fd = -1
         self._egress = Egress()
         self._since_ns = 0
-        self._looked_ns = 0
+        self._looked_ns = time.monotonic_ns()
+        self._is_swept = False
+        """What an earlier helper left is in force until clawd had the time to name lanes anew."""
         self._reason = "no lane was named"
         self._unpinned = ""
         self._is_closed = False
@@ -164,51 +165,30 @@ class Shaper:
         self._loaded = loaded
         self._since_ns = time.monotonic_ns()
         self._reason = ""
-        self._sweep()  # after ours is attached: at no time is there none
+        # After ours is attached: at no time is there none
+        maps = {name: loaded.maps[name].fd for name in ("rows", "policies")}
+        self._unpinned = self._pins.pin({"link": self._link, **maps})
         egress.sweep()
-        self._unpinned = self._pin()
+        self._is_swept = True
         for port, policy in self._lanes.items():
             self._put(port, policy)
         self._follow()
         self._looked_ns = time.monotonic_ns()
 
     def _sweep(self) -> None:
-        """Take away what a killed helper of ours left. Whatever else lies in there is not ours and stays."""
-        try:
-            found = list(self._pins.iterdir())
-        except OSError:
-            return
-        for path in found:
-            if path.name.startswith("shaper-"):
-                path.unlink(missing_ok=True)
-
-    def _pin(self) -> str:
-        """Let it outlive a helper that is killed, until the next one sweeps. Returns why that cannot be."""
-        assert self._loaded
-        try:
-            self._pins.mkdir(mode=0o700, exist_ok=True)
-            found = self._pins.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                return f'"{self._pins}" is not for root alone; it ends with clawd-kernel'
-            bpfcall.pin(self._link, self._pins / "shaper-link")
-            for name in ("rows", "policies"):
-                bpfcall.pin(self._loaded.maps[name].fd, self._pins / f"shaper-{name}")
-        except OSError as error:
-            self._sweep()
-            with contextlib.suppress(OSError):  # not there, or another's
-                self._pins.rmdir()
-            return f'nothing can be pinned in "{self._pins.parent}": {error.strerror}; it ends with clawd-kernel'
-        return ""
+        """Take away what a killed helper left in force."""
+        self._pins.sweep()
+        egress.sweep()
 
     def close(self) -> None:
         """Detach."""
         with self._lock:
             self._is_closed = True
+            self._pins.close()
+            if not self._is_swept:
+                egress.sweep()
             if not self._loaded:
                 return
-            self._sweep()
-            with contextlib.suppress(OSError):  # somebody's pin is in there, or it was never made
-                self._pins.rmdir()
             self._egress.close()
             os.close(self._link)
             os.close(self._cgroup_fd)
@@ -221,10 +201,17 @@ class Shaper:
     def look(self) -> None:
         """What changed around it: call it again and again."""
         with self._lock:
-            if not self._loaded or time.monotonic_ns() - self._looked_ns < LOOK_NS:
+            if time.monotonic_ns() - self._looked_ns < LOOK_NS:
                 return
             self._looked_ns = time.monotonic_ns()
-            self._follow()
+            if self._loaded:
+                self._follow()
+            elif not self._is_swept and (not self._lanes or self._has_failed()):
+                self._sweep()
+                self._is_swept = True
+
+    def _has_failed(self) -> bool:
+        return self._loader is not None and not self._loader.is_alive()
 
     def maps(self) -> tuple[bpf.Map, bpf.Map] | None:
         """The rows, and what clawd wants for them."""
