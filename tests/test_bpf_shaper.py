@@ -289,6 +289,29 @@ def test_it_says_that_it_runs_and_since_when(group: Cgroup) -> None:
     assert state.headers
 
 
+def test_what_runs_ahead_and_not_being_seen_is_in_the_journal_once(
+    group: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawd.kernel.shaper.LOOK_NS", 0)
+    monkeypatch.setattr("clawd.kernel.shaper.PROOF_NS", 0)
+    told: list[tuple[str, object]] = []
+    monkeypatch.setattr("clawd.kernel.shaper.log.warning", lambda what, **rest: told.append((what, rest["reason"])))
+    ahead = ["filter bpf at prio 7 of eth0"]
+    with shaping(group, {7: SOME}) as shaper:
+        monkeypatch.setattr(shaper._egress, "follow", lambda *_what, **_how: None)
+        monkeypatch.setattr(shaper._egress, "ahead", lambda: ahead)
+        for _ in range(3):
+            shaper.look()
+        expected = [
+            ("shaper not seen to run", str(group.path)),
+            ("others run before the classifier", "filter bpf at prio 7 of eth0"),
+        ]
+        assert told == expected
+        ahead.append("tcx program 4 of eth0")
+        shaper.look()
+        assert told[2:] == [("others run before the classifier", ", ".join(ahead))]
+
+
 def test_a_cgroup_that_was_made_anew_is_noticed() -> None:
     with cgroup("-old") as old:
         shaper = Shaper(old.path)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,27 @@ def test_what_is_attached_is_told_with_what_is_wrong_of_it() -> None:
     )
     off = {**shaping, "state": "off", "reason": "no kernel headers\x1b"}
     assert ctl_helper.told_shaping(off) == "sockets are not shaped: no kernel headers?"
+
+
+@pytest.mark.parametrize(
+    ("changed", "flaw"),
+    [
+        ({}, None),
+        ({"state": "off"}, ("info", "systemctl restart clawd-kernel")),
+        ({"missing": ["no dctcp"]}, ("warn", "set another congestion")),
+        ({"unmarked": "no device has a default route"}, ("warn", "ip route")),
+        ({"ahead": ["tcx program 7 of eth0"]}, ("warn", "bpftool net")),
+        ({"policies": [], "ahead": ["tcx program 7 of eth0"], "unmarked": "x"}, None),
+        ({"is_proved": False}, None),
+        ({"is_proved": False, "since_ns": 1}, ("warn", "run clawd in /x")),
+        ({"others": [7]}, ("info", "bpftool cgroup")),
+    ],
+)
+def test_the_worst_of_the_shaping_is_found(changed: dict[str, Any], flaw: tuple[str, str] | None) -> None:
+    good = {"state": "attached", "cgroup": "/x", "since_ns": time.monotonic_ns(), "is_proved": True, "others": [],
+            "ahead": [], "unmarked": None, "missing": [], "policies": [{"lane": "express", "dscp": 46}]}  # fmt: skip
+    found = ctl_helper._flaw({**good, **changed}, "info")
+    assert (found is None) == (flaw is None)
+    if found and flaw:
+        assert found[0] == flaw[0]
+        assert flaw[1] in found[1]

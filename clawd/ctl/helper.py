@@ -16,6 +16,7 @@ from clawd.ctl import render
 from clawd.ctl.check import Finding
 from clawd.ctl.client import Client
 from clawd.errors import ControlError, ProtocolError
+from clawd.kernel.shaper import PROOF_NS
 
 TIMEOUT_S = 2.0
 WISHES = {"express_dscp": "off", "congestion": "kernel"}
@@ -168,6 +169,13 @@ def _flaw(shaping: dict[str, Any], level: str) -> tuple[str, str] | None:
         return "warn", MISSING_FIX
     if is_marking and shaping["unmarked"]:
         return "warn", "see: ip route, tc filter show dev NAME egress"
+    if is_marking and shaping["ahead"]:
+        return (
+            "warn",
+            "what ends there is not marked; see who attached them: bpftool net",
+        )
+    if not shaping["is_proved"] and time.monotonic_ns() - (shaping["since_ns"] or 0) >= PROOF_NS:
+        return "warn", f"run clawd in {shaping['cgroup']}: systemctl restart clawd, or clawd-kernel with --cgroup"
     if shaping["others"]:
         return "info", "see who attached them: bpftool cgroup tree effective"
     return None

@@ -31,6 +31,8 @@ COUNTERS = (
     *(f"refused_{option}" for option in OPTIONS),
 )
 """As in ebpf/shaper.h."""
+PROOF_NS = 30_000_000_000
+"""How long it may be attached without being seen to run."""
 LOOK_NS = 4_000_000_000
 """How often devices and queues are looked at: as often as the helper's loop turns."""
 LANES_MAX = 64
@@ -80,6 +82,7 @@ class Shaper:
         self._egress = Egress()
         self._since_ns = 0
         self._looked_ns = time.monotonic_ns()
+        self._warned: dict[str, str] = {}
         self._is_swept = False
         """What an earlier helper left is in force until clawd had the time to name lanes anew."""
         self._reason = "no lane was named"
@@ -200,15 +203,30 @@ class Shaper:
 
     def look(self) -> None:
         """What changed around it: call it again and again."""
+        if time.monotonic_ns() - self._looked_ns < LOOK_NS:
+            return
+        self._looked_ns = time.monotonic_ns()
+        self._warn("unseen", "shaper not seen to run", str(self._cgroup) if self._is_unseen() else "")
         with self._lock:
-            if time.monotonic_ns() - self._looked_ns < LOOK_NS:
-                return
-            self._looked_ns = time.monotonic_ns()
             if self._loaded:
                 self._follow()
+                self._warn("beside", "other programs may set the same", ",".join(map(str, self._others())))
+                self._warn("ahead", "others run before the classifier", ", ".join(self._egress.ahead()))
             elif not self._is_swept and (not self._lanes or self._has_failed()):
                 self._sweep()
                 self._is_swept = True
+
+    def _warn(self, key: str, what: str, told: str) -> None:
+        """In the journal, each time that it is another."""
+        if told and self._warned.get(key) != told:
+            log.warning(what, reason=told)
+        self._warned[key] = told
+
+    def _is_unseen(self) -> bool:
+        """It had the time to be seen to run, and was not."""
+        with self._lock:
+            is_due = self._lanes and self._loaded and time.monotonic_ns() - self._since_ns >= PROOF_NS
+        return bool(is_due) and not self.is_proved()
 
     def _has_failed(self) -> bool:
         return self._loader is not None and not self._loader.is_alive()
