@@ -289,7 +289,7 @@ class Shaping:
     it this kernel has not. `others`: ids of programs that run beside it. `unpinned`: why it
     would end with a clawd-kernel that is killed. `devices` on which packets are marked, `unmarked` why not on more,
     `ahead` what runs there before it; `pacers` who holds paced packets back, by device: `fq`, or the sockets' `tcp`;
-    `classes` which class of its queue express packets go to.
+    `classes` which class of its queue express packets go to. `unshaped`: sockets that are older than it.
     """
 
     op = "shaping"
@@ -310,6 +310,7 @@ class Shaping:
     policies: Sequence[Mapping[str, int | str]] = _checked(_list(_record), ())
     missing: Sequence[str] = _checked(_list(_text(ERROR_MAX)), ())
     classes: Mapping[str, str] | None = _checked(_or_none(_table), None)
+    unshaped: int = _checked(_number(0, 2**31), 0)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ ROWS = (
     ("clawd.kernel.tracefs",),
     ("clawd.kernel.bpf",),
     ("clawd.kernel.bpfcall",),
-    ("clawd.kernel.clsact", "clawd.kernel.pins"),
+    ("clawd.kernel.clsact", "clawd.kernel.pins", "clawd.kernel.connections"),
     ("clawd.kernel.egress",),
     ("clawd.kernel.shaper",),
     ("clawd.kernel.hists", "clawd.kernel.btf", "clawd.kernel.taken"),

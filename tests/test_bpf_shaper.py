@@ -220,6 +220,12 @@ def test_a_socket_older_than_the_shaper_has_no_row(group: Cgroup) -> None:
     ):
         carry(ours, peer, 100_000)
         assert (pacing(ours), shaper.counters()["shaped"]) == (UNPACED, 0)
+        assert shaper.state().unshaped == 1
+        with connected(lane) as (later, _):
+            assert pacing(later) == 20_000_000
+            assert shaper.state().unshaped == 1
+        ours.close()
+        assert shaper.state().unshaped == 0
 
 
 def test_a_next_shaper_takes_up_the_sockets_of_one_before(group: Cgroup) -> None:

@@ -18,6 +18,7 @@ from clawd import protocol
 from clawd.ctl import helper as ctl_helper
 from clawd.ctl import trace_sockets
 from clawd.kernel.shaper import find_congestion
+from clawd.kernel.taken import tcp_sockets
 from clawd.producer import Producer
 from clawd.server.shaping import PACING_LEAST, PRIORITY, Rows
 from tests import net
@@ -27,6 +28,7 @@ from tests.net import PORT, Net
 from tests.seen import Watch
 from tests.test_bpf_egress import EF, End, sniffing
 from tests.test_bpf_helper import Helper, ask, ask_rows
+from tests.test_bpf_shaper import THIN
 from tests.test_ctl import told
 from tests.test_tcp import Site, site
 
@@ -207,6 +209,46 @@ def test_a_congestion_control_that_the_kernel_has_not_is_told(
         assert "options refused by the kernel: congestion" in line
         finding = ctl_helper.check_helper(helper.path.parent)
         assert (finding.level, finding.fix) == ("warn", ctl_helper.MISSING_FIX)
+
+
+def thin(here: Site) -> dict[int, int]:
+    """By local port of clawd's connections."""
+    found = {}
+    for taken in tcp_sockets(here.daemon.pid):
+        found[taken.getsockname()[1]] = taken.getsockopt(*THIN)
+    return found
+
+
+def test_clients_that_were_there_before_clawd_kernel_are_told_until_they_come_again(
+    way: Net, group: Cgroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "kernel"
+    monkeypatch.setenv("CLAWD_KERNEL_DIR", str(directory))
+    with group.entered():
+        served = ExitStack()
+        here = served.enter_context(site(way, tmp_path))
+    with served, here.consumer() as consumer:
+        consumer.attach("s")
+        until(lambda: told(here.daemon.runtime_dir, "status")["clients"], "the client")
+        assert thin(here) == {PORT: 0, PORT + 1: 1}, "what needs no privilege"
+        helper = Helper(directory, group, within=("nsenter", f"--net={way._near}"))
+        try:
+            here.daemon.log.wait("sockets shaped", "lanes=2")
+            kernel = told(here.daemon.runtime_dir, "status")["kernel"]
+            assert kernel["shaping"]["unshaped"] == 2
+            line = "2 sockets connected before it, and are not shaped until they connect again"
+            assert line in ctl_helper.told(kernel)
+            assert ctl_helper.check_helper(directory).level == "info"
+            consumer.close()
+            with here.consumer() as later:
+                later.attach("s")
+
+                def left() -> Any:
+                    return told(here.daemon.runtime_dir, "status")["kernel"]["shaping"]
+
+                until(lambda: (left()["unshaped"], left()["counters"]["shaped"]) == (0, 2), "both shaped")
+        finally:
+            helper.end()
 
 
 @contextmanager

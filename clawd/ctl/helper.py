@@ -104,6 +104,8 @@ def told_shaping(shaping: dict[str, Any]) -> str:
     for name, what in COUNTED.items():
         if counters.get(name):
             parts.append(f"{counters[name]} {what}")
+    if shaping.get("unshaped"):
+        parts.append(f"{shaping['unshaped']} sockets connected before it, and are not shaped until they connect again")
     if shaping["others"]:
         parts.append(f"programs beside it that may set the same: {', '.join(map(str, shaping['others']))}")
     if shaping["pacers"]:
@@ -176,6 +178,8 @@ def _flaw(shaping: dict[str, Any], level: str) -> tuple[str, str] | None:
         )
     if not shaping["is_proved"] and time.monotonic_ns() - (shaping["since_ns"] or 0) >= PROOF_NS:
         return "warn", f"run clawd in {shaping['cgroup']}: systemctl restart clawd, or clawd-kernel with --cgroup"
+    if shaping.get("unshaped"):
+        return "info", "those clients are served all the same; they are shaped when they connect again"
     if shaping["others"]:
         return "info", "see who attached them: bpftool cgroup tree effective"
     return None

@@ -17,6 +17,7 @@ from clawd import log, protocol
 from clawd.errors import HostError
 from clawd.kernel import bpf, bpfcall, egress
 from clawd.kernel.bpfcall import Table
+from clawd.kernel.connections import count_open
 from clawd.kernel.egress import Egress
 from clawd.kernel.pins import Pins
 
@@ -284,7 +285,21 @@ class Shaper:
                 [told(port, policy) for port, policy in self._lanes.items()],
                 sorted({why for each in self._lanes.values() if (why := self._missing[each.congestion])}),
                 self._egress.classes,
+                self._unshaped(),
             )
+
+    def _unshaped(self) -> int:
+        """Sockets of the lanes that have no row, for they were there before we were. Where some had no room for one, or
+        clawd is in another network namespace, it is not known. With the lock.
+        """
+        if not self._loaded or Table(self._loaded.maps["counters"]).total(COUNTERS.index("full")):
+            return 0
+        rows = self._loaded.maps["rows"]
+        place = next(field.offset for field in rows.layout if field.name == "port")
+        with bpfcall.mapped(rows) as memory:
+            starts = range(place, rows.entries * rows.value_size, rows.value_size)
+            seen = sum(int.from_bytes(memory[at : at + 4], "little") in self._lanes for at in starts)
+        return max(0, count_open(self._lanes) - seen)
 
     def _is_same_cgroup(self) -> bool:
         try:

@@ -108,13 +108,13 @@ class Far:
         return lanes(self._ports, config.express_dscp, congestion)
 
     def _listen(self, host: str, port: int, kind: int, config: Config) -> None:
-        listener = listen(host, port, fastopen=config.tcp_fastopen, keepalive_ns=config.keepalive)
+        is_express = kind == lib.CLAW_LANE_EXPRESS
+        listener = listen(host, port, fastopen=config.tcp_fastopen, keepalive_ns=config.keepalive, thin=is_express)
         self._listeners.append(listener)
         address = str(listener.getsockname()[0])
         if self._pair is None and not is_loopback(address):
             hint = f"make keys: clawctl keys relay new NAME --keys-dir {config.keys_dir}; or listen on 127.0.0.1"
             raise HostError(f'no keys for clients of other hosts, who could reach "{host}"', hint)
-        is_express = kind == lib.CLAW_LANE_EXPRESS
         lane = Lane(self._relay.context, kind, is_far=True)
         router = lane.socket
         beat_ms = config.keepalive // 1_000_000

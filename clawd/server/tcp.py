@@ -18,14 +18,17 @@ LOWAT_BYTES = 16_384
 PRIORITY = 6
 """SO_PRIORITY of an express lane: the most that needs no privilege, and the first band of fq and pfifo_fast."""
 KEEPALIVE_PROBES = 3
-# linux/tcp.h; Python does not name it
+# linux/tcp.h; Python does not name them
 TCP_NOTSENT_LOWAT = 25
+TCP_THIN_LINEAR_TIMEOUTS = 16
 # asm-generic/socket.h, Linux 4.12
 SO_COOKIE = 57
 
 
-def listen(host: str, port: int, *, fastopen: bool, keepalive_ns: int) -> socket.socket:
-    """Raises HostError when the address cannot be had. An option the kernel refuses is logged: it costs time only."""
+def listen(host: str, port: int, *, fastopen: bool, keepalive_ns: int, thin: bool = False) -> socket.socket:
+    """Raises HostError when the address cannot be had. An option the kernel refuses is logged: it costs time only.
+    `thin`: what it carries is too little at a time for a fast retransmit.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -43,6 +46,8 @@ def listen(host: str, port: int, *, fastopen: bool, keepalive_ns: int) -> socket
         raise HostError(f'cannot listen on "{host}:{port}": {error.strerror}', hint) from error
     for what, level, option, value in _options(keepalive_ns):
         _set(listener, what, level, option, value)
+    if thin:  # timeouts are not doubled at once
+        _set(listener, "TCP_THIN_LINEAR_TIMEOUTS", socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
     fast_open(listener, fastopen)
     return listener
 
