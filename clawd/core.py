@@ -226,10 +226,13 @@ class Core:
         row = ffi.new("struct claw_told *", told)
         return check(lib.claw_way_tell(self._core, connection, row, time.monotonic_ns()), "note a client's way")
 
-    def streams_of(self, connection: int) -> tuple[int, int]:
-        """How many live streams a client reads, and how many of them no pacer spreads."""
-        unpaced = ffi.new("uint32_t *")
-        return check(lib.claw_connection_streams(self._core, connection, unpaced), "count its streams"), unpaced[0]
+    def streams_of(self, connection: int) -> tuple[int, int, int]:
+        """How many live streams a client reads, how many of them no pacer spreads, and what a token of each takes in a
+        frame, in bytes, all together.
+        """
+        unpaced, size = ffi.new("uint32_t *"), ffi.new("uint64_t *")
+        streams = check(lib.claw_connection_streams(self._core, connection, unpaced, size), "count its streams")
+        return streams, unpaced[0], size[0]
 
     def drain(self) -> None:
         """From now on no stream opens: the engine is told `stopping`. Those that live go on."""

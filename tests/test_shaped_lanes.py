@@ -135,6 +135,34 @@ def test_the_lanes_of_a_client_are_shaped_told_and_paced(
             assert reading.read(PATIENCE_S)
 
 
+@pytest.mark.usefixtures("helper")
+def test_a_client_of_large_tokens_is_not_paced_by_the_small_ones_of_others(
+    way: Net, group: Cgroup, tmp_path: Path
+) -> None:
+    with (
+        shaped(way, group, tmp_path, "--pace", "smooth") as here,
+        here.consumer() as small,
+        here.consumer() as large,
+        Producer("p", here.daemon.runtime_dir) as producer,
+    ):
+        few = small.attach("small")
+        many = [large.attach(f"large{number}") for number in range(8)]
+        streams = [producer.open(f"large{number}") for number in range(8)]
+        little = producer.open("small")
+
+        def pacings() -> list[int | None]:
+            little.write("x" * 8)  # the kernel takes a pace up in a round trip
+            assert few.read(PATIENCE_S)
+            for stream, reading in zip(streams, many, strict=True):
+                stream.write("y" * 3000)
+                assert reading.read(PATIENCE_S)
+            rows = trace_sockets.sockets_of(here.daemon.pid, {})
+            return sorted(row.pacing or 0 for row in rows if row.port == PORT)
+
+        # A token, its header and its segment's; 45 of them a second, with the margin
+        until(lambda: pacings() == [PACING_LEAST, 8 * (3000 + 48) * 45 * 4], "each one's own")
+
+
 def test_a_helper_that_ends_leaves_no_client_as_slow_as_few_streams_were(
     way: Net, group: Cgroup, helper: Helper, tmp_path: Path
 ) -> None:

@@ -115,11 +115,11 @@ def test_wanted_pacing_goes_to_the_sockets_slot(core: Core, arrays: Arrays, tmp_
     shaping.rows = Rows(TOLD, arrays.fds)
     freed: list[int] = []
     way = Paced(shaping, 9, lambda: freed.append(9))
-    way.pace(100, 60)
+    way.pace(100, 6000)
     assert arrays.wanted(9) == (0, 0), "it has no row"
     arrays.put(10, cookie=9, pacing=5)
-    way.pace(100, 60)
-    assert arrays.wanted(10) == (9, 100 * 45 * 60 * 4)
+    way.pace(100, 6000)
+    assert arrays.wanted(10) == (9, 45 * 6000 * 4)
     way.pace(1, 60)
     assert arrays.wanted(10) == (9, PACING_LEAST)
     way.pace(0, 60)
@@ -146,7 +146,7 @@ def test_express_lanes_go_first_and_thin() -> None:
 
 @pytest.mark.parametrize(("streams", "pacing"), [(0, 0), (1, PACING_LEAST), (1000, 1000 * 45 * 50 * 4)])
 def test_pacing_leaves_room_to_catch_up(streams: int, pacing: int) -> None:
-    assert wanted_pacing(streams, 50) == pacing
+    assert wanted_pacing(streams, streams * 50) == pacing
 
 
 @pytest.mark.parametrize(

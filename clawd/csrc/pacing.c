@@ -260,7 +260,8 @@ int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t 
 	return 0;
 }
 
-int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced)
+int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced,
+			    uint64_t *ret_bytes)
 {
 	const struct claw_outbox *outbox = &core->outbox;
 	const struct claw_connection *found = claw_connection_of(outbox, connection);
@@ -268,11 +269,15 @@ int claw_connection_streams(const struct claw_core *core, uint32_t connection, u
 		return -ENOENT;
 	int count = 0;
 	uint32_t at = found->attachments;
+	*ret_bytes = 0;
 	for (*ret_unpaced = 0; at != CLAW_NONE; at = outbox->attachments[at].next_of_connection) {
 		const struct claw_stream *stream = &core->streams.table[outbox->attachments[at].stream];
 		if (stream->state != CLAW_STREAM_LIVE)
 			continue;
 		count++;
+		*ret_bytes += sizeof(struct claw_segment) + sizeof(struct claw_spooled);
+		if (stream->row.tokens)
+			*ret_bytes += stream->row.text_bytes / stream->row.tokens;
 		*ret_unpaced += mode_of(core, stream) == CLAW_PACE_OFF;
 	}
 	return count;

@@ -10,5 +10,9 @@ int claw_core_pace(struct claw_core *core, uint32_t mode, const struct claw_pace
 /* Pace one stream so, whatever it was opened with; CLAW_PACE_DEFAULT: as configured. 0, or
  * -ENOENT: it is not open, nor kept. */
 int claw_core_pace_stream(struct claw_core *core, const uint8_t *name, uint32_t name_len, uint32_t mode);
-/* Live streams that a client reads. *ret_unpaced: how many of them no pacer spreads. Returns how many in all, or -ENOENT. */
-int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced);
+/*
+ * Live streams that a client reads. *ret_unpaced: how many of them no pacer spreads. *ret_bytes: what a token of each
+ * takes in a frame, all together, by the mean of each so far. Returns how many streams, or -ENOENT.
+ */
+int claw_connection_streams(const struct claw_core *core, uint32_t connection, uint32_t *ret_unpaced,
+			    uint64_t *ret_bytes);

@@ -341,9 +341,7 @@ class Far:
         """Have the kernel send no faster than its streams need, so that what they do not need is others'."""
         if self._shaping.rows is None and not any(each.is_limited for each in sockets):
             return
-        streams, unpaced = self._core.streams_of(connection.number)
-        totals = self._core.refresh_totals()
-        token_bytes = totals.frame_bytes // totals.sent if totals.sent else 0
+        streams, unpaced, token_bytes = self._core.streams_of(connection.number)
         for each in sockets:
             each.pace(0 if unpaced else streams, token_bytes)
 

@@ -38,8 +38,10 @@ _NEEDED = {  # of a row, its bytes, and what the core calls it
 
 
 def wanted_pacing(streams: int, token_bytes: int) -> int:
-    """Bytes a second for a connection that reads so many streams of tokens of this mean size; 0, no limit, for none."""
-    return max(PACING_LEAST, streams * TRANSMIT_PER_S * token_bytes * MARGIN) if streams else 0
+    """Bytes a second for a connection that reads so many streams, a token of each of which takes these bytes all
+    together; 0, no limit, for none.
+    """
+    return max(PACING_LEAST, TRANSMIT_PER_S * token_bytes * MARGIN) if streams else 0
 
 
 def lanes(ports: Iterable[tuple[int, str]], dscp: int = 0, congestion: str = "") -> list[protocol.SetLane]:
@@ -124,7 +126,7 @@ class Paced:
     """By what was wanted here."""
 
     def pace(self, streams: int, token_bytes: int) -> None:
-        """What its connection needs for so many streams."""
+        """What its connection needs for so many streams, whose tokens take so many bytes, one of each together."""
         rows = self.shaping.rows
         row = rows.find(self.cookie) if rows else None
         pacing = wanted_pacing(streams, token_bytes)
