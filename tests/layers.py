@@ -34,6 +34,7 @@ ROWS = (
     ("clawd.server.tcpdoor", "clawd.server.zap", "clawd.server.relay"),
     ("clawd.server.far",),
     ("clawd.server.recovery", "clawd.server.urgency"),
+    ("clawd.kernel.lockdown",),
     ("clawd.kernel.tracefs",),
     ("clawd.kernel.bpf",),
     ("clawd.kernel.bpfcall",),

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from clawd.errors import HostError
-from clawd.kernel import tracefs
+from clawd.kernel import lockdown, tracefs
 
 SOURCES = Path(__file__).resolve().parents[2] / "ebpf"
 INSTALLED = Path("/usr/share/clawd/ebpf")
-LOCKDOWN = Path("/sys/kernel/security/lockdown")
 COMPILE_S = 60.0
 """In emulation it takes ten seconds."""
 DESCRIPTORS_MAX = 64
@@ -299,11 +298,12 @@ def _compile(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 def _why(error: Exception) -> dict[str, Any]:
     if isinstance(error, HostError):
         return {"error": error.message, "hint": error.hint}
-    mode = LOCKDOWN.read_text() if LOCKDOWN.is_file() else ""
-    locked = mode[mode.find("[") + 1 : mode.find("]")] if "[" in mode else "none"
     if "privileges" in str(error):
-        told = f"the kernel refuses BPF: lockdown={locked}" if locked != "none" else "loading BPF needs root"
-        return {"error": told, "hint": "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and bpf(2) not filtered"}
+        locked = lockdown.mode()
+        if locked:
+            return {"error": f"the kernel refuses BPF: lockdown={locked}", "hint": lockdown.HINT}
+        hint = "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and bpf(2) not filtered"
+        return {"error": "loading BPF needs root", "hint": hint}
     # the reason proper was printed by the compiler or the verifier
     return {"error": "" if "ompile" in str(error) else str(error)}
 

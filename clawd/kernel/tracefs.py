@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -11,6 +12,7 @@ import struct
 from pathlib import Path
 
 from clawd.errors import HostError
+from clawd.kernel import lockdown
 
 PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 # Of sched.h, mount.h and perf_event.h
@@ -25,6 +27,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _failed(what: str) -> HostError:
+    locked = lockdown.mode()
+    if locked and ctypes.get_errno() in (errno.EPERM, errno.EACCES):
+        return HostError(f"{what}: lockdown={locked}", lockdown.HINT)
     return HostError(f"{what}: {os.strerror(ctypes.get_errno())}", "as root, with CAP_SYS_ADMIN")
 
 
@@ -55,6 +60,9 @@ def number(event: str) -> int:
 def attach(program: int, event: str, of: int) -> int:
     """Run `program` at the tracepoint `event`, whose number is `of`, until the returned descriptor is closed."""
     if not of:
+        # A locked kernel shows none, not even to root
+        if locked := lockdown.mode():
+            raise HostError(f"the kernel does not show tracepoint {event}: lockdown={locked}", lockdown.HINT)
         raise HostError(f"this kernel has no tracepoint {event}")
     attr = ctypes.create_string_buffer(struct.pack("=IIQ", _PERF_TYPE_TRACEPOINT, _ATTR_LEN, of), _ATTR_LEN)
     # The processor named is of no account: a program at a tracepoint runs on all
