@@ -34,6 +34,7 @@ class Egress:
         """Be attached where that is of use by now: devices, routes and queues come and go. `is_marking`: everywhere."""
         reason = ""
         try:
+            self._forget()
             outgoing = clsact.outgoing()
             if is_marking and not outgoing:
                 reason = "no device has a default route"
@@ -45,11 +46,16 @@ class Egress:
             log.warning("egress not classified", reason=reason)
         self.reason = reason
 
+    def _forget(self) -> None:
+        """Devices that are gone, and others of their names: their filters went with them."""
+        there = {name: index for index, name in socket.if_nameindex()}
+        for name, index in list(self._indexes.items()):
+            if there.get(name) != index:
+                del self._indexes[name]
+                self._classes.pop(name, None)
+
     def _follow(self, name: str, program: int, classes: Table, *, is_marking: bool) -> None:
         index, group = socket.if_nametoindex(name), clsact.express_class(name)
-        if self._indexes.get(name) not in (None, index):  # another device of that name
-            del self._indexes[name]
-            self._classes.pop(name, None)
         if (is_marking or group) and name not in self._indexes:
             clsact.attach(name, program)
             self._indexes[name] = index
