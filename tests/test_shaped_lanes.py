@@ -29,7 +29,7 @@ from tests.seen import Watch
 from tests.test_bpf_egress import EF, End, sniffing
 from tests.test_bpf_helper import Helper, ask, ask_rows
 from tests.test_bpf_shaper import THIN
-from tests.test_ctl import told
+from tests.test_ctl import clawctl, told
 from tests.test_tcp import Site, site
 
 pytestmark = [
@@ -217,12 +217,34 @@ def test_dscp_and_congestion_control_are_as_the_settings_have_them(
             assert ctl_helper.check_helper(directory).level == "ok"
             helper.end()
             wishes = ctl_helper.find_wishes(here.daemon.runtime_dir)
+            shown = " ".join(clawctl(here.daemon.runtime_dir, "status").stdout.split())
+            assert "clawd-kernel; it is needed for express_dscp = ef, congestion = reno" in shown
             finding = ctl_helper.check_helper(directory, wishes)
             assert finding.level == "warn"
             assert finding.what.endswith("it is needed for express_dscp = ef, congestion = reno")
     finally:
         if helper.process.returncode is None:
             helper.end()
+
+
+@pytest.mark.usefixtures("helper")
+def test_a_reload_counts_for_clients_that_connect_after_it(way: Net, group: Cgroup, tmp_path: Path) -> None:
+    file = tmp_path / "clawd.conf"
+    file.write_text("[network]\ncongestion = reno\n")
+    with shaped(way, group, tmp_path, "--config", str(file)) as here:
+        with here.consumer() as before:
+            before.attach("s")
+            until(lambda: ss(way, PORT).count(" reno "), "a client as configured")
+            file.write_text("[network]\ncongestion = cubic\n")
+            assert "changed: congestion" in clawctl(here.daemon.runtime_dir, "reload").stdout
+            assert ss(way, PORT).count(" reno ") == 1, "it stays with what it has"
+
+        def again() -> bool:
+            with here.consumer() as after:
+                after.attach("s")
+                return bool(ss(way, PORT).count(" cubic "))
+
+        until(again, "a client as reloaded")
 
 
 def test_a_congestion_control_that_the_kernel_has_not_is_told(

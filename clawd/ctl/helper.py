@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 from clawd import protocol, units
 from clawd.ctl import render
 from clawd.ctl.check import Finding
-from clawd.ctl.client import Client
+from clawd.ctl.client import Client, figures
 from clawd.errors import ControlError, ProtocolError
 from clawd.kernel.shaper import PROOF_NS
+from clawd.page import Life
 
 TIMEOUT_S = 2.0
 WISHES = {"express_dscp": "off", "congestion": "kernel"}
@@ -79,8 +80,14 @@ def _answer(helper: socket.socket, request: protocol.Message, kind: type[Any]) -
     return protocol.decode(helper.recv(protocol.ANSWER_MAX), (kind, protocol.Failure), protocol.ANSWER_MAX)
 
 
-def told(found: dict[str, Any]) -> str:
-    """The same in a few words."""
+def told(found: dict[str, Any], wishes: Sequence[str] = ()) -> str:
+    """The same in a few words, and which `wishes` wait for it."""
+    is_shaping = found["shaping"] and found["shaping"]["state"] == "attached"
+    waiting = f"; it is needed for {', '.join(map(render.cell, wishes))}" if wishes and not is_shaping else ""
+    return _told(found) + waiting
+
+
+def _told(found: dict[str, Any]) -> str:
     if found["abilities"] is None:
         return f"clawd-kernel: {found['reason']}" if found["state"] != "running" else "clawd-kernel runs"
     lacks = [f"{name} ({reason})" for name, reason in found["abilities"].items() if reason]
@@ -133,31 +140,38 @@ def _told_policy(row: dict[str, Any]) -> str:
     return f"{render.cell(row['lane'])} lanes with {' and '.join(wanted)}" if wanted else ""
 
 
-def find_wishes(runtime_dir: Path) -> list[str]:
-    """Settings of the clawd there that only clawd-kernel can bring about, as they are written. Nothing without one."""
-    try:
-        with Client(runtime_dir) as client:
-            values = client.ask(protocol.Settings(), protocol.InEffect).values
-    except ControlError:
-        return []
+def wishes_of(values: Mapping[str, str]) -> list[str]:
+    """Settings that only clawd-kernel can bring about, of those in effect, as they are written."""
     if values.get("tcp_listen", "off") == "off":
         return []
     return [f"{key} = {values[key]}" for key in WISHES if values.get(key, WISHES[key]) != WISHES[key]]
 
 
+def find_wishes(runtime_dir: Path) -> list[str]:
+    """Those of the clawd there; nothing where none answers."""
+    try:
+        with figures(runtime_dir) as (_page, life):
+            if life is not Life.ANSWERING:
+                return []
+        with Client(runtime_dir) as client:
+            return wishes_of(client.ask(protocol.Settings(), protocol.InEffect).values)
+    except ControlError:
+        return []
+
+
 def check_helper(directory: Path | None = None, wishes: Sequence[str] = ()) -> Finding:
     """An extra: clawd works without it, but for the `wishes`."""
     found = look(directory)
-    level, waiting = ("warn", f"; it is needed for {', '.join(wishes)}") if wishes else ("info", "")
+    level = "warn" if wishes else "info"
     if found["state"] == "broken":
-        return Finding("kernel", level, told(found) + waiting, "systemctl restart clawd-kernel", "tune")
+        return Finding("kernel", level, told(found, wishes), "systemctl restart clawd-kernel", "tune")
     if found["state"] == "absent":
-        what = waiting or "; the relay does not need it"
-        return Finding("kernel", level, f"clawd-kernel is not running{what}", "systemctl enable --now clawd-kernel",
+        what = f"it is needed for {', '.join(wishes)}" if wishes else "the relay does not need it"
+        return Finding("kernel", level, f"clawd-kernel is not running; {what}", "systemctl enable --now clawd-kernel",
                        "tune")  # fmt: skip
     flaw = _flaw(found["shaping"], level) if found["shaping"] and found["shaping"]["lanes"] else None
     if flaw:
-        return Finding("kernel", flaw[0], told(found), flaw[1], "tune")
+        return Finding("kernel", flaw[0], told(found, wishes), flaw[1], "tune")
     lacks = any((found["abilities"] or {}).values())
     return Finding("kernel", "info" if lacks or found["state"] == "hidden" else "ok", told(found), None, "tune")
 

@@ -22,23 +22,26 @@ EXAMPLE = "clawctl status --json | jq .totals.tokens"
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
     with figures(options.runtime_dir) as (page, life):
-        asked = _ask(options) if life is Life.ANSWERING else {"config": None, "urgency": None}
+        asked = _ask(options) if life is Life.ANSWERING else {"config": None, "urgency": None, "wishes": []}
+        kernel = {**helper.look(), "wishes": asked.pop("wishes")}
         value = stats.status(page, life)
-        return {**value, **asked, "kernel": helper.look(), "slices": priority.slices(value["pid"])}
+        return {**value, **asked, "kernel": kernel, "slices": priority.slices(value["pid"])}
 
 
 def _ask(options: argparse.Namespace) -> dict[str, Any]:
     """What became of reloads, and what clawd asks for. The page does not have it, and the rest must not fail for it."""
     config = urgency = None
+    wishes: list[str] = []
     try:
         with Client(options.runtime_dir) as client:
             answer = client.ask(protocol.Settings(), protocol.InEffect)
             names = ("generation", "loaded_ns", "error", "pending_restart")
             config = {name: getattr(answer, name) for name in names}
+            wishes = helper.wishes_of(answer.values)
             urgency = priority.ask(client)
     except ControlError:
         pass
-    return {"config": config, "urgency": urgency}
+    return {"config": config, "urgency": urgency, "wishes": wishes}
 
 
 def _told(config: dict[str, Any] | None) -> str:
@@ -79,7 +82,7 @@ def show(value: dict[str, Any]) -> str:
         f" {totals['streams_awaited']} awaited",
         f"spool      {used} in use",
         f"config     {_told(value['config'])}",
-        f"kernel     {helper.told(value['kernel'])}",
+        f"kernel     {helper.told(value['kernel'], value['kernel']['wishes'])}",
         *priority.lines(value),
         f"tokens     {totals['tokens']} in, {totals['sent']} out, {totals['gaps']} gaps,"
         f" {totals['discarded']} discarded",
