@@ -5,8 +5,10 @@ are kept, so that a crowd that says nothing keeps nobody out and uses up no desc
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Iterator
 
 import zmq
 
@@ -85,29 +87,15 @@ class TcpDoor(Monitor):
     def shut(self, fd: int) -> None:
         """Hang up on a connection of libzmq's, which then closes it."""
         self._strangers.pop(fd, None)
-        connection = self._borrow(fd)
-        if connection is None:
-            return
-        try:
-            if cookie(connection) == self._cookies.get(fd):
+        with self._known(fd) as connection:
+            if connection:
                 connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it ended by itself
-        finally:
-            connection.detach()
 
     def unpace(self, fd: int) -> None:
         """Have the kernel send as fast as it can on a connection."""
-        connection = self._borrow(fd)
-        if connection is None:
-            return
-        try:
-            if cookie(connection) == self._cookies.get(fd):
+        with self._known(fd) as connection:
+            if connection:
                 connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, UNPACED)
-        except OSError:
-            pass  # it ended by itself
-        finally:
-            connection.detach()
 
     def peer(self, fd: int) -> str:
         """The address at the other end, empty when it is gone."""
@@ -146,6 +134,26 @@ class TcpDoor(Monitor):
         if now_ns - self._told_ns >= TELL_NS:
             log.warning("tcp connections refused", count=self._refused, port=self._address[1])
             self._refused, self._told_ns = 0, now_ns
+
+    @contextlib.contextmanager
+    def _known(self, fd: int) -> Iterator[socket.socket | None]:
+        """The connection of this descriptor, if it is still the one that came by it. It may end meanwhile."""
+        connection = self._borrow(fd)
+        if connection is None:
+            yield None
+            return
+        try:
+            yield connection if self._is_known(fd, connection) else None
+        except OSError:
+            pass
+        finally:
+            connection.detach()
+
+    def _is_known(self, fd: int, connection: socket.socket) -> bool:
+        try:
+            return cookie(connection) == self._cookies.get(fd)
+        except OSError:
+            return False
 
     def _borrow(self, fd: int) -> socket.socket | None:
         """libzmq's socket behind a number, unless it closed it and the number is another file's by now. Detach it."""
