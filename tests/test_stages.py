@@ -12,6 +12,7 @@ import pytest
 
 from clawd.consumer import Consumer
 from clawd.ctl.trace_stages import Trace
+from clawd.page import process_state
 from clawd.producer import Producer
 from tests.daemon import PATIENCE_S, Daemon, until
 from tests.test_trace import no_tracer, rows
@@ -34,6 +35,7 @@ def before_the_commit(daemon: Daemon, producer: Producer, consumer: Consumer) ->
     assert reading.read(PATIENCE_S)
     until(lambda: daemon.total("sent") == 1, "it is accounted")
     os.kill(daemon.pid, signal.SIGSTOP)
+    until(lambda: process_state(daemon.pid) == "T", "it stands still")
     stream.write("y")
     time.sleep(DELAY_S)
     os.kill(daemon.pid, signal.SIGCONT)
